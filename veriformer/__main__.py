@@ -1,0 +1,5 @@
+"""`python -m veriformer` is the command `veriformer`."""
+
+from veriformer.cli import main
+
+main()

@@ -1,0 +1,207 @@
+"""The one place where a case meets an implementation, in process or in a worker.
+
+Arrays go in as float64 values already rounded to the dtype; float64, dtype names and everything
+that a well-behaved call must not do come out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from veriformer.calling import CallPlan, arguments
+from veriformer.declarations import Capabilities
+from veriformer.operations import OPERATIONS
+
+REFUSALS = (NotImplementedError, ValueError, RuntimeError, AssertionError, TypeError)
+"""Exceptions that decline a case cleanly; any other one is an error of the implementation."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call. gradient: names of the arrays to differentiate by, or None for the forward pass only."""
+
+    arrays: Mapping[str, np.ndarray]
+    keywords: Mapping[str, Any]
+    dtype: str
+    layout: str = "contiguous"
+    gradient: tuple[str, ...] | None = None
+    cotangents: tuple[np.ndarray | None, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What came of one call.
+
+    kind: ok | refused | raised | type | crash | timeout. changed and aliased name input arrays;
+    state names global state; stale tells that an earlier result changed during this call.
+    gradients: None where the function gave none for that input.
+    """
+
+    kind: str
+    message: str = ""
+    results: tuple[np.ndarray, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    gradients: dict[str, np.ndarray | None] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
+    aliased: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    stale: str = ""
+    seconds: float = 0.0
+
+
+class Interrupts:
+    """Tells a real Ctrl-C from a KeyboardInterrupt that an implementation raises by itself."""
+
+    received = False
+
+    @classmethod
+    @contextlib.contextmanager
+    def watched(cls) -> Iterator[None]:
+        """While it lasts, a real interrupt is marked before it is raised."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def mark(number: int, frame: Any) -> None:
+            cls.received = True
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, mark)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@dataclass
+class Boundary:
+    """One operation of one implementation, in its own process or in ours.
+
+    Keeps the latest results, so that a call that writes into an earlier result is seen.
+    """
+
+    function: Callable[..., Any]
+    plan: CallPlan
+    capabilities: Capabilities
+    framework: Any
+    kept: list[tuple[Any, np.ndarray]] = field(default_factory=list)
+
+    def cross(self, request: Request) -> Outcome:
+        """Make the call and report on it; only a real interrupt of the user passes through."""
+        try:
+            positional, named, natives = arguments(self.plan, self.capabilities, self.framework, request)
+        except Exception as error:
+            return Outcome("raised", f"the suite could not build the arguments: {error!r}")
+        before = {name: self.framework.read(native)[0].tobytes() for name, native in natives.items()}
+        memory, state = self.framework.remember(), self.framework.state()
+        start = time.perf_counter()
+        try:
+            outcome = self._call(request, positional, named, natives)
+        finally:
+            seconds = time.perf_counter() - start
+            now = self.framework.state()
+            self.framework.restore(memory)
+        outcome.seconds = seconds
+        outcome.state = tuple(name for name in state if state[name] != now[name])
+        outcome.changed = tuple(n for n, native in natives.items() if self._bytes(native) != before[n])
+        return outcome
+
+    def _heads_first(self, value: Any) -> Any:
+        return self.framework.permute(value, (0, 2, 1, 3)) if value.ndim == 4 else value
+
+    def _bytes(self, native: Any) -> bytes:
+        values: bytes = self.framework.read(native)[0].tobytes()
+        return values
+
+    def _call(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Outcome:
+        try:
+            with quiet():
+                returned = self.function(*positional, **named)
+                results, trouble = self._results(returned)
+                if trouble:
+                    return Outcome("type", trouble)
+                gradients = self._gradients(request, results, natives) if request.gradient is not None else {}
+        except REFUSALS as error:
+            return Outcome("refused", describe_error(error))
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and Interrupts.received:
+                raise
+            return Outcome("raised", describe_error(error))
+        return self._read(results, natives, gradients)
+
+    def _results(self, returned: Any) -> tuple[list[Any], str]:
+        """The results in our order, or what is wrong with the types that came."""
+        wanted = len(self.plan.pick or OPERATIONS[self.plan.operation].results)
+        pick = self.plan.pick
+        if isinstance(returned, (tuple, list)):
+            if pick is None and wanted == 1:
+                return (
+                    [],
+                    f"returned a {type(returned).__name__} of {len(returned)}; if one of them is the result, say so with --returns out,lse",
+                )
+            if len(returned) <= max(pick or (wanted - 1,)):
+                return [], f"returned a {type(returned).__name__} of {len(returned)}, wanted {wanted} results"
+            results = [returned[i] for i in (pick or range(wanted))]
+        elif wanted > 1:
+            return [], f"returned {type(returned).__name__}, wanted a tuple of {wanted} results"
+        else:
+            results = [returned]
+        for result in results:
+            if not self.framework.is_array(result):
+                return [], f"returned {type(result).__name__}, wanted an array of {self.framework.name}"
+        return results, ""
+
+    def _gradients(self, request: Request, results: list[Any], natives: dict[str, Any]) -> dict[str, Any]:
+        cotangents = [
+            None if c is None else self.framework.native(c, self.framework.read(r)[1], "contiguous")
+            for r, c in zip(results, request.cotangents, strict=True)
+        ]
+        return self.framework.gradients(  # type: ignore[no-any-return]
+            results, cotangents, {name: natives[name] for name in request.gradient or ()}
+        )
+
+    def _read(self, results: list[Any], natives: dict[str, Any], gradients: dict[str, Any]) -> Outcome:
+        aliased = [n for n, native in natives.items() if any(self.framework.overlap(native, r) for r in results)]
+        earlier = [old for old, _ in self.kept if any(self.framework.overlap(old, r) for r in results)]
+        stale = "shares memory with an earlier result" if earlier else ""
+        if not stale and any(self._bytes(old) != values.tobytes() for old, values in self.kept):
+            stale = "changed an earlier result"
+        if self.capabilities.layout == "BTHD":
+            results = [self._heads_first(result) for result in results]
+            gradients = {n: g if g is None else self._heads_first(g) for n, g in gradients.items()}
+        read = [self.framework.read(result) for result in results]
+        self.kept = [(r, values.copy()) for r, (values, _) in zip(results, read, strict=True)]
+        found = {n: None if g is None else self.framework.read(g)[0] for n, g in gradients.items()}
+        return Outcome(
+            "ok",
+            results=tuple(values for values, _ in read),
+            dtypes=tuple(name for _, name in read),
+            gradients=found,
+            aliased=tuple(aliased),
+            stale=stale,
+        )
+
+
+def describe_error(error: BaseException) -> str:
+    """The exception's type and its first line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What an implementation prints or warns of does not reach the report."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,205 @@
+"""How a third party's function is called: its parameters, our words for them, conversions.
+
+One published table, ALIASES, says which foreign names mean which of our keywords.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from veriformer.declarations import Capabilities
+from veriformer.operations import OPERATIONS, Operation
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "causal": ("causal", "is_causal"),
+    "mask": ("mask", "attention_mask", "key_mask", "allow"),
+    "bias": ("bias", "attn_bias", "attention_bias"),
+    "scale": ("scale", "softmax_scale", "sm_scale", "scaling"),
+    "window": ("window", "window_size", "local_window_size"),
+    "softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_softcap"),
+    "sink": ("sink", "sinks"),
+    "axis": ("axis", "dim"),
+    "temperature": ("temperature", "tau"),
+    "eps": ("eps", "epsilon"),
+}
+MASK_OR_BIAS = "attn_mask"
+"""torch's name for either: a boolean mask or a float bias, by dtype; never both in one call."""
+GROUPED = "enable_gqa"
+"""A flag that must be set when there are fewer key than query heads."""
+
+
+class UsageError(Exception):
+    """The user asked for something that cannot be done; one line says what to do instead. Exit code 2."""
+
+
+def nearest(word: str, words: Sequence[str]) -> str:
+    """' (nearest: …)' for a message, or an empty string where there is nothing to offer."""
+    found = difflib.get_close_matches(word, list(words), 1, 0.0)
+    return f"; nearest is {found[0]!r}" if found else ""
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """How one function is called for one operation.
+
+    keywords: our word -> the parameter's name. grouped: the name of the flag for grouped heads.
+    pick: where the results sit in a returned tuple, or None for a bare array. left: parameters that
+    keep their own defaults.
+    """
+
+    operation: str
+    keywords: Mapping[str, str] = field(default_factory=dict)
+    grouped: str = ""
+    pick: tuple[int, ...] | None = None
+    left: tuple[str, ...] = ()
+
+    @property
+    def accepts(self) -> frozenset[str]:
+        """Our words for what may be given."""
+        return frozenset(self.keywords)
+
+    def mapping(self) -> str:
+        """The mapping for the header, such as 'causal -> is_causal, scale'."""
+        words = [ours if ours == theirs else f"{ours} -> {theirs}" for ours, theirs in self.keywords.items()]
+        if self.grouped:
+            words.append(f"G < H -> {self.grouped}")
+        if self.left:
+            words.append("left at their defaults: " + ", ".join(self.left))
+        return ", ".join(words)
+
+    def exclusive(self) -> bool:
+        """Whether mask and bias share one parameter."""
+        return "mask" in self.keywords and self.keywords.get("mask") == self.keywords.get("bias")
+
+
+def meaning_of(name: str, operation: Operation) -> tuple[str, ...]:
+    """Our words that a parameter's name stands for in this operation."""
+    known = {*operation.keywords, *operation.options}
+    if name == MASK_OR_BIAS and {"mask", "bias"} <= known:
+        return ("mask", "bias")
+    return tuple(ours for ours in known if name in ALIASES.get(ours, (ours,)))
+
+
+def plan_call(
+    function: Callable[..., Any], operation: str, accepts: Sequence[str] | None = None, returns: Sequence[str] = ()
+) -> CallPlan:
+    """The plan for a function, from its signature, or from `accepts` where it has none.
+
+    Raises UsageError for a parameter without a default that matches nothing, for too few positional
+    parameters, and where there is no signature and no `accepts`.
+    """
+    table = OPERATIONS[operation]
+    pick = pick_results(table, returns)
+    if accepts is not None:
+        return _plan(table, list(accepts), [], pick, strict=True)
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        raise UsageError(
+            f"{operation}: {getattr(function, '__name__', function)!r} has no signature to read; "
+            f"say what it accepts, e.g. --accepts {','.join((*table.keywords, *table.options))}"
+            " (or --accepts none)"
+        ) from None
+    return _plan_signature(table, parameters, pick)
+
+
+def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick: tuple[int, ...] | None) -> CallPlan:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    count = len(table.arrays)
+    if len(positional) < count and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise UsageError(
+            f"{table.name}: the function takes {len(positional)} positional arguments "
+            f"({', '.join(p.name for p in positional)}), wanted {count}: {', '.join(table.arrays)}"
+        )
+    rest = [p for p in parameters if p not in positional[:count] and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    named, left = [], []
+    for parameter in rest:
+        if meaning_of(parameter.name, table) or parameter.name == GROUPED:
+            named.append(parameter.name)
+        elif parameter.default is not parameter.empty:
+            left.append(parameter.name)
+        else:
+            words = [alias for ours in (*table.keywords, *table.options) for alias in ALIASES.get(ours, (ours,))]
+            raise UsageError(
+                f"{table.name}: parameter {parameter.name!r} has no default and no known meaning"
+                f"{nearest(parameter.name, words)}"
+            )
+    return _plan(table, named, left, pick)
+
+
+def _plan(
+    table: Operation, names: list[str], left: list[str], pick: tuple[int, ...] | None, strict: bool = False
+) -> CallPlan:
+    keywords: dict[str, str] = {}
+    for name in names:
+        meanings = meaning_of(name, table)
+        if strict and not meanings and name not in (GROUPED, "none"):
+            words = [alias for ours in (*table.keywords, *table.options) for alias in ALIASES.get(ours, (ours,))]
+            raise UsageError(f"{table.name}: --accepts {name!r} has no known meaning{nearest(name, words)}")
+        for ours in meanings:
+            keywords.setdefault(ours, name)
+    order = [*table.options, *table.keywords]
+    keywords = {ours: keywords[ours] for ours in order if ours in keywords}
+    return CallPlan(table.name, keywords, GROUPED if GROUPED in names else "", pick, tuple(left))
+
+
+def pick_results(table: Operation, returns: Sequence[str]) -> tuple[int, ...] | None:
+    """Positions of our results in what the function returns; None where it returns them as they are.
+
+    Raises UsageError where `returns` does not name one of the operation's results.
+    """
+    if not returns:
+        return None
+    missing = [name for name in table.results if name not in returns]
+    if missing:
+        raise UsageError(f"{table.name}: --returns {','.join(returns)} does not name {missing[0]!r}")
+    return tuple(list(returns).index(name) for name in table.results)
+
+
+def arguments(
+    plan: CallPlan, capabilities: Capabilities, framework: Any, request: Any
+) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """Positional and keyword arguments in the function's own terms, and the native arrays by our names.
+
+    request has arrays, keywords, dtype and layout as `boundary.Request` has.
+    """
+    table = OPERATIONS[plan.operation]
+    natives = {}
+    for name, values in request.arrays.items():
+        if name == "mask":
+            values = _mask_values(values, capabilities.mask_means)
+        natives[name] = framework.native(values, request.dtype, request.layout)
+    if capabilities.layout == "BTHD":
+        for name in ("q", "k", "v"):
+            if name in natives:
+                natives[name] = framework.contiguous(framework.permute(natives[name], (0, 2, 1, 3)))
+    if request.gradient is not None:
+        for name in request.gradient:
+            natives[name].requires_grad_(True)
+    named = {plan.keywords[name]: natives[name] for name in table.options if name in natives}
+    for name, value in request.keywords.items():
+        theirs = plan.keywords[name]
+        named[theirs] = _window(value, theirs) if name == "window" else value
+    q, k = request.arrays.get("q"), request.arrays.get("k")
+    if plan.grouped and q is not None and k is not None and q.shape[1] != k.shape[1]:
+        named[plan.grouped] = True
+    return [natives[name] for name in table.arrays], named, natives
+
+
+def _mask_values(values: np.ndarray, means: str) -> np.ndarray:
+    if means == "drop":
+        return ~values
+    if means == "additive":
+        return np.where(values, 0.0, -np.inf)
+    return values
+
+
+def _window(value: tuple[Any, Any], theirs: str) -> tuple[Any, Any]:
+    """Our None is -1 where the parameter bears the name that kernels with a (left, right) pair use."""
+    return tuple(-1 if side is None else side for side in value) if theirs == "window_size" else value  # type: ignore[return-value]

@@ -1,0 +1,239 @@
+"""One generated input: arrays, keywords, dtype and memory layout, small enough to print."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from veriformer.operations import OPERATIONS, Operation
+
+LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
+PRINTED = 64
+"""A case of at most this many numbers is printed and stored in full."""
+
+NUMPY_DTYPES: dict[str, Any] = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+}
+
+
+def round_to(values: Any, dtype: str) -> np.ndarray:
+    """The values rounded to a dtype, as float64; booleans stay as they are."""
+    array = np.asarray(values)
+    if array.dtype == bool:
+        return array
+    array = np.asarray(array, dtype=np.float64)
+    if dtype == "float64":
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(NUMPY_DTYPES[dtype]).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The arrays (float64, already rounded to dtype, or bool) and keywords of one call.
+
+    keywords holds only what differs from the operation's defaults. origin says how the case was
+    made ("pinned", or the value family and seed).
+    """
+
+    operation: str
+    arrays: Mapping[str, np.ndarray]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+    layout: str = "contiguous"
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        table = self.table
+        arrays = {}
+        for name in table.names:
+            if self.arrays.get(name) is not None:
+                array = np.array(round_to(self.arrays[name], self.dtype))
+                array.flags.writeable = False
+                arrays[name] = array
+        object.__setattr__(self, "arrays", arrays)
+        keywords = {k: v for k, v in self.keywords.items() if v != table.keywords[k]}
+        object.__setattr__(self, "keywords", keywords)
+
+    @property
+    def table(self) -> Operation:
+        """The row of the operation table this case belongs to."""
+        return OPERATIONS[self.operation]
+
+    def __getitem__(self, name: str) -> Any:
+        """An array, or a keyword with its default; None for an option that is not given."""
+        if name in self.table.keywords:
+            return self.keywords.get(name, self.table.keywords[name])
+        return self.arrays.get(name)
+
+    def with_arrays(self, **arrays: Any) -> Case:
+        """The same case with other arrays; None takes an option away."""
+        return replace(self, arrays={**self.arrays, **arrays})
+
+    def with_keywords(self, **keywords: Any) -> Case:
+        """The same case with other keywords."""
+        return replace(self, keywords={**self.keywords, **keywords})
+
+    def as_operation(self, operation: str) -> Case:
+        """The same arrays and keywords for an operation that shares them."""
+        table = OPERATIONS[operation]
+        return replace(
+            self,
+            operation=operation,
+            arrays={k: v for k, v in self.arrays.items() if k in table.names},
+            keywords={k: v for k, v in self.keywords.items() if k in table.keywords},
+        )
+
+    def with_layout(self, layout: str) -> Case:
+        """The same values in another memory layout (one of LAYOUTS)."""
+        return replace(self, layout=layout)
+
+    def sizes(self) -> dict[str, int]:
+        """Length of every named axis; for a free shape the axes are called 0, 1, …"""
+        found: dict[str, int] = {}
+        for name in self.table.arrays:
+            shape = self.arrays[name].shape
+            axes = list(self.table.axes(name))
+            if axes[0] == "...":
+                axes[:1] = [str(i) for i in range(len(shape) - len(axes) + 1)]
+            found.update(zip(axes, shape, strict=True))
+        return found
+
+    def size(self, axis: str) -> int:
+        """Length of one named axis."""
+        return self.sizes()[axis]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the arrays hold."""
+        return sum(array.size for array in self.arrays.values())
+
+    def random(self, salt: int = 0) -> np.random.Generator:
+        """A generator that depends only on the shapes, so that a smaller case stays reproducible."""
+        shapes = [n for array in self.arrays.values() for n in array.shape]
+        return np.random.default_rng([salt, *shapes])
+
+    def describe(self) -> str:
+        """One line: sizes, keywords and, where they are few, the values."""
+        parts = [f"{axis}={n}" for axis, n in self.sizes().items()]
+        parts += [f"{key}={show_keyword(value)}" for key, value in self.keywords.items()]
+        if self.layout != "contiguous":
+            parts.append(f"layout={self.layout}")
+        line = " ".join(parts)
+        if self.numbers <= PRINTED:
+            values = " ".join(f"{name}={show_array(array)}" for name, array in self.arrays.items())
+            return f"{line}; {values}"
+        options = [name for name in self.table.options if name in self.arrays]
+        return f"{line}{' with ' + ', '.join(options) if options else ''}; {self.numbers} numbers ({self.origin})"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON record; arrays only while they hold at most PRINTED numbers together."""
+        record: dict[str, Any] = {
+            "operation": self.operation,
+            "dtype": self.dtype,
+            "layout": self.layout,
+            "origin": self.origin,
+            "shapes": {name: list(array.shape) for name, array in self.arrays.items()},
+            "keywords": {k: list(v) if isinstance(v, tuple) else v for k, v in self.keywords.items()},
+        }
+        if self.numbers <= PRINTED:
+            record["arrays"] = {name: json_values(array) for name, array in self.arrays.items()}
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> Case:
+        """The case of such a record; arrays come from the record or, for a large one, from a file."""
+        found = {name: parse_values(values) for name, values in record.get("arrays", {}).items()}
+        keywords = {k: tuple(v) if isinstance(v, list) else v for k, v in record["keywords"].items()}
+        return cls(
+            record["operation"],
+            {**found, **(arrays or {})},
+            keywords,
+            record["dtype"],
+            record.get("layout", "contiguous"),
+            record.get("origin", ""),
+        )
+
+
+def literal_case(operation: str, literal: Mapping[str, Any], dtype: str) -> Case:
+    """A case from plain literals such as {"q": [[[[0.0]]]], …, "causal": True}.
+
+    Raises ValueError for a name that is neither an array nor a keyword of the operation, and where
+    an array is missing or has the wrong number of axes.
+    """
+    table = OPERATIONS[operation]
+    words = dict(literal)
+    dtype, layout = words.pop("dtype", dtype), words.pop("layout", "contiguous")
+    unknown = [w for w in words if w not in table.names and w not in table.keywords]
+    missing = [name for name in table.arrays if name not in words]
+    if unknown or missing:
+        what = f"{unknown[0]!r} is not one of its names" if unknown else f"{missing[0]!r} is missing"
+        raise ValueError(f"case of {operation}: {what}; wanted {', '.join((*table.names, *table.keywords))}")
+    arrays = {name: parse_values(words[name]) for name in table.names if words.get(name) is not None}
+    for name, array in arrays.items():
+        axes = table.axes(name)
+        if axes[0] != "..." and array.ndim != len(axes):
+            raise ValueError(f"case of {operation}: {name} has {array.ndim} axes, wanted {' '.join(axes)}")
+    keywords = {k: tuple(v) if isinstance(v, list) else v for k, v in words.items() if k in table.keywords}
+    return Case(operation, arrays, keywords, dtype, layout, "literal")
+
+
+def show_number(value: Any) -> str:
+    """A number as short as it can be read back: 1 rather than 1.0, 1e-05, T and F for booleans."""
+    if isinstance(value, (bool, np.bool_)):
+        return "T" if value else "F"
+    value = float(value)
+    if math.isfinite(value) and value == int(value):
+        return str(int(value)) if abs(value) < 1e6 else f"{value:g}"
+    return f"{value:.9g}"
+
+
+def show_array(array: np.ndarray) -> str:
+    """Nested brackets with leading axes of length 1 left out, as in [[0,1],[2,3]]."""
+    array = np.asarray(array)
+    while array.ndim > 1 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim == 0:
+        return show_number(array)
+    inner = (show_array(row) if array.ndim > 1 else show_number(row) for row in array)
+    return "[" + ",".join(inner) + "]"
+
+
+def show_keyword(value: Any) -> str:
+    """A keyword's value for a line of text."""
+    if isinstance(value, tuple):
+        return "(" + ",".join("None" if v is None else str(v) for v in value) + ")"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def json_values(array: np.ndarray) -> Any:
+    """Nested lists in which a number that JSON lacks is a word: "nan", "inf", "-inf"."""
+    if array.dtype == bool:
+        return array.tolist()
+    return _words(array.tolist())
+
+
+def _words(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_words(value) for value in values]
+    return values if math.isfinite(values) else str(values)
+
+
+def parse_values(values: Any) -> np.ndarray:
+    """The array of such nested lists; booleans stay booleans."""
+    array = np.asarray(values)
+    return array if array.dtype == bool else array.astype(np.float64)
+
+
+def to_line(case: Case) -> str:
+    """The case as one line of JSON."""
+    return json.dumps(case.to_json(), separators=(",", ":"))

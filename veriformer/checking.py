@@ -1,0 +1,233 @@
+"""Run laws on targets and sum up: `check(...) -> Report`, the engine behind every front end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from veriformer.boundary import Outcome, Request
+from veriformer.calling import UsageError
+from veriformer.catalogue import all_laws, tentative
+from veriformer.declarations import DTYPES
+from veriformer.isolate import Remote, WorkerLost
+from veriformer.law import Law, find_laws
+from veriformer.operations import OPERATIONS
+from veriformer.running import EFFORTS, Item, Row, block, items
+from veriformer.subject import Implementation
+from veriformer.targets import Loaded, Options, load, load_functions
+
+DEFAULT_TARGETS = ("numpy", "torch")
+RED = ("fail", "error", "crash", "timeout", "xpass")
+OPEN = ("incomplete", "undetermined", "not_run")
+
+
+@dataclass
+class Settings:
+    """How a run is done. effort: smoke | ci | deep. max_time: seconds, or None. dtypes: all if empty."""
+
+    effort: str = "ci"
+    seed: int = 0
+    max_time: float | None = None
+    dtypes: tuple[str, ...] = ()
+    laws: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    isolate: bool = True
+    timeout: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.effort not in EFFORTS:
+            raise UsageError(f"effort {self.effort!r} is not known; wanted one of {', '.join(EFFORTS)}")
+        for dtype in self.dtypes:
+            if dtype not in DTYPES:
+                raise UsageError(f"dtype {dtype!r} is not known; wanted some of {', '.join(DTYPES)}")
+
+
+@dataclass
+class Report:
+    """The rows of a run and what they come to.
+
+    ok: whether the exit code is 0. Printing it shows the summary; `failures` holds the red rows.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    implementations: list[Implementation] = field(default_factory=list)
+    settings: Settings = field(default_factory=Settings)
+    missing: list[str] = field(default_factory=list)
+    complete: bool = False
+    seconds: float = 0.0
+
+    @property
+    def counted(self) -> list[Row]:
+        """Rows of laws that belong to the level."""
+        return [row for row in self.rows if not tentative(row.law)]
+
+    @property
+    def failures(self) -> list[Row]:
+        """Counted rows that are red."""
+        return [row for row in self.counted if row.verdict in RED]
+
+    @property
+    def exit_code(self) -> int:
+        """3 the suite is at fault; 1 something is wrong; 4 not everything asked for was judged; 0."""
+        verdicts = {row.verdict for row in self.counted}
+        if "suite_error" in verdicts:
+            return 3
+        if verdicts & set(RED):
+            return 1
+        judged = any(row.verdict in ("pass", "xfail") for row in self.counted)
+        return 4 if verdicts & {"incomplete", "not_run"} or self.missing or not judged or self._undetermined() else 0
+
+    def _undetermined(self) -> bool:
+        return bool(self.rows) and all(row.verdict in ("undetermined", "not_provided") for row in self.counted)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything asked for was judged and holds."""
+        return self.exit_code == 0
+
+    def counts(self) -> dict[str, int]:
+        """Rows per verdict, red ones first."""
+        verdicts = [row.verdict for row in self.rows]
+        order = [*RED, "suite_error", "blocked", *OPEN, "xfail", "pass", "not_provided"]
+        return {name: verdicts.count(name) for name in order if name in verdicts}
+
+    def __str__(self) -> str:
+        from veriformer.report.terminal import plain
+
+        return plain(self)
+
+
+def check(
+    *targets: str,
+    effort: str = "ci",
+    seed: int = 0,
+    laws: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    declare: Mapping[str, Any] | None = None,
+    require: Sequence[str] = (),
+    accepts: Sequence[str] | None = None,
+    returns: Sequence[str] = (),
+    framework: str = "",
+    max_time: float | None = None,
+    isolate: bool = True,
+    **operations: Callable[..., Any],
+) -> Report:
+    """Judge implementations and return a `Report`.
+
+    targets: `OPERATION=module:attribute`, a module, a file or a registered name; they are called in
+    a process of their own unless isolate is False. operations: functions in memory, such as
+    `check(attention=my_attention)`; they are called in this process.
+    Raises UsageError with one line that says what to do.
+    """
+    settings = Settings(
+        effort, seed, max_time, tuple(dtypes), tuple(laws), tuple(require), isolate,
+    )  # fmt: skip
+    options = Options(None if accepts is None else tuple(accepts), tuple(returns), framework, declare=declare or {})
+    with ExitStack() as stack:
+        implementations = list(open_targets(targets, options, settings, stack)) if targets else []
+        if operations:
+            implementations.append(in_process(load_functions(operations, options)))
+        report = Report([], implementations, settings)
+        for _ in judge(report):
+            pass
+    return report
+
+
+def open_targets(
+    targets: Iterable[str], options: Options, settings: Settings, stack: ExitStack
+) -> Iterator[Implementation]:
+    """The implementations of all targets; workers are closed with the stack."""
+    for target in targets:
+        if not settings.isolate:
+            yield from (in_process(one, target, options) for one in load(target, options))
+            continue
+        try:
+            remote = Remote(target, options, settings.timeout)
+        except WorkerLost as error:
+            raise UsageError(str(error)) from None
+        stack.callback(remote.close)
+        for description in remote.descriptions:
+            yield Implementation(description, remote.call, target, options)
+
+
+def in_process(loaded: Loaded, target: str = "", options: Options | None = None) -> Implementation:
+    """An implementation called in this process."""
+
+    def call(name: str, operation: str, request: Request) -> Outcome:
+        return loaded.boundaries[operation].cross(request)
+
+    return Implementation(loaded.description, call, target, options or Options())
+
+
+def chosen_laws(settings: Settings) -> Sequence[Law]:
+    """The laws of a run.
+
+    Raises UsageError for an unknown id.
+    """
+    return find_laws(all_laws(), settings.laws) if settings.laws else all_laws()
+
+
+def judge(report: Report, efforts: Callable[[Implementation], str] | None = None) -> Iterator[Row]:
+    """Run every item of a report's implementations, adding rows as they come.
+
+    efforts: an effort for each implementation, where not all get the settings' own.
+    """
+    settings = report.settings
+    laws = chosen_laws(settings)
+    report.missing = missing_features(report.implementations, settings.require)
+    start, turn = time.monotonic(), Turn()
+    deadline = start + settings.max_time if settings.max_time is not None else float("inf")
+    for implementation in report.implementations:
+        effort = efforts(implementation) if efforts else settings.effort
+        for item in items(laws, [implementation], effort, settings.seed, deadline, settings.dtypes):
+            row = turn.run(item)
+            report.rows.append(row)
+            report.seconds = time.monotonic() - start
+            yield row
+    report.complete = True
+
+
+class Turn:
+    """Runs items in order, knowing which contract roots and oracles have failed so far."""
+
+    def __init__(self) -> None:
+        self.roots: dict[tuple[str, str, str], Row] = {}
+        self.oracles: set[tuple[str, str, str]] = set()
+
+    def run(self, item: Item) -> Row:
+        """Run an item unless a contract root of the same operation and dtype does not hold."""
+        place = (item.implementation.name, item.law.operation, item.dtype)
+        if place in self.roots:
+            return block(item, self.roots[place])
+        if time.monotonic() > item.deadline:
+            return Row(item.law, item.implementation.name, item.dtype, "not_run", "time limit")
+        row = item.run()
+        if row.law.root and row.verdict in ("fail", "error", "crash", "timeout"):
+            self.roots[place] = row
+        if row.law.kind == "oracle" and row.verdict in ("fail", "xfail"):
+            self.oracles.add(place)
+        row.withheld = (
+            place in self.oracles and row.law.relative and row.law.kind == "metamorphic" and row.verdict == "fail"
+        )
+        return row
+
+
+def missing_features(implementations: Sequence[Implementation], require: Sequence[str]) -> list[str]:
+    """Lines about required keywords that no operation under test takes.
+
+    Raises UsageError for a word that no operation knows.
+    """
+    known = sorted({word for op in OPERATIONS.values() for word in (*op.keywords, *op.options)})
+    lines = []
+    for word in require:
+        if word not in known:
+            raise UsageError(f"--require {word!r}: no operation has it; known are {', '.join(known)}")
+        for implementation in implementations:
+            for operation, plan in implementation.description.plans.items():
+                table = OPERATIONS[operation]
+                if word in (*table.keywords, *table.options) and word not in plan.accepts:
+                    lines.append(f"{implementation.name}: {operation} does not take {word}, which is required")
+    return lines

@@ -1,0 +1,190 @@
+"""The command line: `veriformer check | laws | list | replay`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import veriformer
+from veriformer.calling import UsageError, nearest
+from veriformer.targets import Options, words
+
+FOLDER = ".veriformer"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code; a usage error is one line and exit code 2."""
+    parser = build_parser()
+    given = parser.parse_args(arguments)
+    try:
+        code = given.run(given)
+    except UsageError as error:
+        print(f"veriformer: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("veriformer: interrupted; the report holds what was judged", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 141
+    raise SystemExit(code)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but errors are one line."""
+
+    def error(self, message: str) -> Any:
+        raise SystemExit(_usage(f"{message}; see `{self.prog} --help`"))
+
+
+def _usage(message: str) -> int:
+    print(f"veriformer: {message}", file=sys.stderr)
+    return 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every command."""
+    parser = _Parser(prog="veriformer", description="Tells whether a Transformer part is right.")
+    parser.add_argument("--version", action="version", version=f"veriformer {veriformer.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    add_check(commands)
+    laws = commands.add_parser("laws", help="list the laws, or explain one")
+    laws.add_argument("id", nargs="?", help="a law's id, an operation, or a word in an id")
+    laws.set_defaults(run=run_laws)
+    listing = commands.add_parser("list", help="list operations, registered implementations, capabilities")
+    listing.set_defaults(run=run_list)
+    replay = commands.add_parser("replay", help="run one failing case again")
+    replay.add_argument("id", help="the short name printed with a failure")
+    replay.add_argument("--output", default=FOLDER, metavar="DIR", help="where the failure was written")
+    replay.set_defaults(run=run_replay)
+    return parser
+
+
+def add_check(commands: Any) -> None:
+    """The options of `veriformer check`."""
+    check = commands.add_parser("check", help="judge implementations")
+    add = check.add_argument
+    add("targets", nargs="*", metavar="TARGET", help="OPERATION=module:attribute, a module, a file, a registered name")
+    add("--declare", action="append", default=[], metavar="KEY=VALUE", help="a capability, see `veriformer list`")
+    add("--require", action="append", default=[], metavar="WORDS", help="keywords whose absence is exit code 4")
+    add("--accepts", action="append", metavar="WORDS", help="keywords a function without a signature takes, or none")
+    add("--returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds, e.g. out,lse")
+    add("--framework", default="", help="numpy or torch; else seen from the function's module")
+    add("--law", action="append", default=[], metavar="ID", help="only these laws (ids, names or operations)")
+    add("--dtype", action="append", default=[], metavar="NAMES", help="only these dtypes")
+    add(
+        "--effort",
+        default="",
+        choices=["smoke", "ci", "deep"],
+        help="smoke: pinned cases; ci: and a search; deep: a long one",
+    )
+    add("--seed", type=int, default=None, metavar="N", help="seed of the search (default 0; at random for deep)")
+    add("--max-time", type=float, default=None, metavar="S", help="stop after so many seconds")
+    add("--timeout", type=float, default=20.0, metavar="S", help="a call that takes longer is a hang")
+    add("--in-process", action="store_true", help="call the implementation in this process")
+    add("--output", default=FOLDER, metavar="DIR", help=f"where reports and scripts go (default {FOLDER})")
+    add("--json", metavar="FILE", help="the whole report in one file")
+    add("--junitxml", metavar="FILE", help="the report as JUnit XML")
+    check.set_defaults(run=run_check)
+
+
+def run_check(given: argparse.Namespace) -> int:
+    """Judge the targets, show and store what came of it."""
+    from veriformer.checking import DEFAULT_TARGETS, Report, Settings, open_targets
+    from veriformer.report.live import show_run
+
+    bare = not given.targets
+    effort = given.effort or "ci"
+    seed = given.seed if given.seed is not None else secrets.randbelow(10**6) if effort == "deep" else 0
+    options = options_of(given)
+    settings = Settings(
+        effort, seed, given.max_time, words(given.dtype), words(given.law), words(given.require),
+        not given.in_process, given.timeout,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        targets = given.targets or installed(DEFAULT_TARGETS)
+        implementations = list(open_targets(targets, options, settings, stack))
+        report = Report([], implementations, settings)
+        show_run(report, given.output, given.json, given.junitxml, mixed=bare and not given.effort)
+    return report.exit_code
+
+
+def installed(names: Sequence[str]) -> list[str]:
+    """The default targets whose framework is there; a line says which is not."""
+    import importlib.util
+
+    found = [name for name in names if name == "numpy" or importlib.util.find_spec(name)]
+    for name in names:
+        if name not in found:
+            print(f"{name}: not installed (pip install veriformer[{name}])")
+    return found
+
+
+def options_of(given: argparse.Namespace) -> Options:
+    """The options for targets, pyproject.toml's [tool.veriformer] declarations first.
+
+    Raises UsageError for a declaration without "=".
+    """
+    declare: dict[str, Any] = dict(project_table().get("declare", {}))
+    for pair in given.declare:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--declare {pair!r}: wanted KEY=VALUE, as in --declare causal_alignment=top_left")
+        declare[key.strip()] = value.strip()
+    accepts = None if given.accepts is None else words(given.accepts)
+    return Options(accepts, words(given.returns), given.framework, declare=declare)
+
+
+def project_table() -> dict[str, Any]:
+    """[tool.veriformer] of the pyproject.toml in the working directory.
+
+    Raises UsageError where that file cannot be read.
+    """
+    import tomllib
+
+    path = Path("pyproject.toml")
+    if not path.is_file():
+        return {}
+    try:
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("veriformer", {}))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"pyproject.toml cannot be read: {error}") from None
+
+
+def run_laws(given: argparse.Namespace) -> int:
+    """List the laws, or explain the ones that a word selects."""
+    from veriformer.report.listing import explain_laws, list_laws
+
+    return list_laws() if given.id is None else explain_laws(given.id)
+
+
+def run_list(given: argparse.Namespace) -> int:
+    """List operations, registered implementations and capabilities."""
+    from veriformer.report.listing import list_everything
+
+    return list_everything()
+
+
+def run_replay(given: argparse.Namespace) -> int:
+    """Run one failing case again: 1 while it fails, 0 once it holds."""
+    from veriformer.report.replay import replay
+
+    found = sorted(Path(given.output).glob(f"*-{given.id}.replay.json"))
+    if not found:
+        known = [
+            path.name.removesuffix(".replay.json").rpartition("-")[2]
+            for path in Path(given.output).glob("*.replay.json")
+        ]
+        tail = nearest(given.id, known) if known else f"; {given.output} holds no failures"
+        raise UsageError(f"no failure {given.id!r}{tail}")
+    return replay(json.loads(found[0].read_text(encoding="utf-8")), found[0])
+
+
+if __name__ == "__main__":
+    main()

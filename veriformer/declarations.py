@@ -1,0 +1,165 @@
+"""What an implementation says of itself: capabilities, expected failures, planted faults.
+
+This is the only module of ours that a file in `impls/` imports. It needs nothing but the standard
+library, so that declaring costs an implementation no dependency.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Every dtype the suite knows, in the order they are judged and printed."""
+
+
+def _choice(default: Any, allowed: tuple[Any, ...] | None, text: str) -> Any:
+    return field(default=default, metadata={"allowed": allowed, "text": text})
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What one operation of one implementation accepts and promises.
+
+    Silence claims the ordinary domain: every keyword of the signature, lengths of at least 1, T > 0,
+    scale > 0, moderate values. Fields below the line "extras" are claims beyond it and are off
+    unless declared. A false claim is a failure; a legitimate choice is never one.
+
+    Raises ValueError for a value outside the choices of a field, naming the choices.
+    """
+
+    dtypes: tuple[str, ...] = _choice((), None, "dtypes accepted; empty: all that the framework has")
+    devices: tuple[str, ...] = _choice(("cpu",), None, "devices it runs on")
+    layout: str = _choice("BHTD", ("BHTD", "BTHD"), "order of the axes of query, key, value and output")
+    mask_means: str = _choice(
+        "attend", ("attend", "drop", "additive"), "True in mask: may attend, must not; or a float mask that is added"
+    )
+    causal_alignment: str = _choice(
+        "bottom_right", ("bottom_right", "top_left", "square"), "position of query 0; square: only Tq = Tk is accepted"
+    )
+    causal_with_mask: bool = _choice(True, (True, False), "causal and mask (or bias) may be given together")
+    mask_with_bias: bool = _choice(True, (True, False), "mask and bias may be given together")
+    empty_row: Any = _choice(
+        "zeros", ("zeros", "nan", "mean", "undefined"), "output of a row that may attend to nothing"
+    )
+    grouped_heads: bool = _choice(True, (True, False), "fewer key than query heads (G < H) are accepted")
+    value_width: str = _choice("any", ("any", "equal"), "value width: any, or only that of the keys")
+    widths: tuple[int, ...] = _choice((), None, "head widths accepted; empty: any")
+    blocks: tuple[int, ...] = _choice((), None, "block sizes; lengths and widths one below, at and one above are tried")
+    compiles_per_shape: bool = _choice(False, (True, False), "each new shape is slow; shapes come from a small pool")
+    accumulate: Any = _choice("float32", None, "dtype sums are held in, or a mapping from dtype to it")
+    intermediate: Any = _choice("storage", None, "dtype values between steps may be stored in, or such a mapping")
+    rounds_probabilities: bool = _choice(True, (True, False), "attention weights may be rounded to the storage dtype")
+    gradients: bool = _choice(True, (True, False), "gradients can be asked for, where the framework has them")
+    leak: str = _choice("exact", ("exact", "rounding"), "hidden content changes no bit, or only the rounding")
+    norm_epsilon: str = _choice("inside", ("inside", "outside"), "eps under the root, or added to the deviation")
+    norm_variance: str = _choice("biased", ("biased", "unbiased"), "variance divided by d, or by d - 1")
+    # extras
+    nonpositive_scale: bool = _choice(False, (True, False), "extra: scale = 0 and scale < 0")
+    nan_contained: bool = _choice(False, (True, False), "extra: NaN and inf under the mask stay there")
+    batch_invariant: bool = _choice(False, (True, False), "extra: a row alone equals the row in a batch, bit by bit")
+    zero_sizes: bool = _choice(False, (True, False), "extra: axes of length 0")
+    zero_temperature: bool = _choice(False, (True, False), "extra: T = 0, shared among the largest")
+    extreme_values: bool = _choice(False, (True, False), "extra: values near the largest of the dtype")
+    infinite_bias: bool = _choice(False, (True, False), "extra: -inf in bias means False in mask")
+    empty_softmax_row: bool = _choice(False, (True, False), "extra: a softmax row of -inf alone gives zeros")
+    scale_power_of_two: bool = _choice(False, (True, False), "extra: scaling by any power of two is exact")
+
+    def __post_init__(self) -> None:
+        for name, choice in self.__dataclass_fields__.items():
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            allowed = choice.metadata["allowed"]
+            values = value.values() if isinstance(value, Mapping) else (value,)
+            for one in values:
+                if allowed is not None and one not in allowed:
+                    raise ValueError(f"{name}={one!r} is not a choice; {name} is one of {', '.join(map(str, allowed))}")
+        for dtype in self.dtypes:
+            if dtype not in DTYPES:
+                raise ValueError(f"dtypes: {dtype!r} is not known; known are {', '.join(DTYPES)}")
+
+    def at(self, name: str, dtype: str) -> Any:
+        """The value of a field that may be a mapping from dtype (or from "default") to a value."""
+        value = getattr(self, name)
+        if isinstance(value, Mapping):
+            return value.get(dtype, value.get("default", self.__dataclass_fields__[name].default))
+        return value
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, for the header and the report."""
+        return {
+            name: getattr(self, name)
+            for name, choice in self.__dataclass_fields__.items()
+            if getattr(self, name) != choice.default
+        }
+
+    @classmethod
+    def parse(cls, words: Mapping[str, Any], base: Capabilities | None = None) -> Capabilities:
+        """Capabilities from plain words, as `--declare key=value` and pyproject.toml give them.
+
+        Raises ValueError for an unknown key, naming the nearest, and for a value that is no choice.
+        """
+        fields: dict[str, Any] = {}
+        for key, value in words.items():
+            if key not in cls.__dataclass_fields__:
+                near = difflib.get_close_matches(key, cls.__dataclass_fields__, 1, 0.0)
+                raise ValueError(f"unknown capability {key!r}; did you mean {near[0]!r}?")
+            fields[key] = _parse_value(value, cls.__dataclass_fields__[key].default)
+        return dataclasses.replace(base or cls(), **fields)
+
+
+def _parse_value(value: Any, default: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if isinstance(default, bool):
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        return words.get(value.lower(), value)
+    if isinstance(default, tuple):
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        return tuple(int(part) if part.isdigit() else part for part in parts)
+    return value
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One failure that is known and explained. Strict: when it is gone, the run is red.
+
+    law: the law's id. case: keyword and array literals of a case that must fail (required for laws
+    that draw cases). when: conditions on "dtype" and on package versions, such as
+    {"dtype": "bfloat16", "torch": "<2.14"}; an entry whose conditions do not hold sleeps.
+    where: an expression over keywords and sizes such as "causal and scale <= 0"; the search goes on
+    outside it. Without it the search of that item is off, and reported as masked.
+
+    Raises ValueError if reason is empty.
+    """
+
+    law: str
+    reason: str
+    link: str = ""
+    case: Mapping[str, Any] | None = None
+    when: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+    variants: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.reason.strip():
+            raise ValueError(f"Expected({self.law!r}) needs a reason: say why this failure is known")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One deliberate mistake in `impls/faulty/`: what it does, who must notice, where it was seen.
+
+    law: id of the law that must accuse it. source: the public bug, or "mutation" with the reason.
+    dtype: the dtype in which it shows. block: the size at which a tiled fault shows, if any.
+    """
+
+    operation: str
+    law: str
+    source: str
+    summary: str
+    dtype: str = "float32"

@@ -1,0 +1,261 @@
+"""NumPy and torch behind one small interface: make arrays, read them, watch memory and global state."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from veriformer.case import NUMPY_DTYPES
+
+FRAMEWORKS = ("numpy", "torch")
+
+
+def framework_named(name: str) -> Any:
+    """The framework of that name, imported only now.
+
+    Raises ValueError for a name outside FRAMEWORKS, and ImportError with the extra's name where the
+    package is absent.
+    """
+    if name == "numpy":
+        return Numpy()
+    if name == "torch":
+        return Torch()
+    raise ValueError(f"framework {name!r} is not known; known are {', '.join(FRAMEWORKS)}")
+
+
+def lay_out(array: Any, layout: str, empty: Any) -> Any:
+    """The same values in another memory layout; `empty(shape)` makes a buffer of the framework."""
+    if layout == "contiguous" or array.ndim == 0:
+        return array
+    shape = list(array.shape)
+    if layout == "expanded":
+        return array
+    if layout == "transposed" and len(shape) > 1:
+        buffer = empty([*shape[:-2], shape[-1], shape[-2]])
+        view = buffer.swapaxes(-1, -2)
+    elif layout == "offset":
+        buffer = empty([shape[0] + 1, *shape[1:]])
+        view = buffer[1:]
+    else:
+        buffer = empty([*shape[:-1], 2 * shape[-1] + 1])
+        view = buffer[..., 1::2]
+    view[...] = array
+    return view
+
+
+def constant_axis(values: np.ndarray) -> int | None:
+    """The first axis along which nothing changes, so that stride 0 can stand for it."""
+    for axis, length in enumerate(values.shape):
+        if length > 1 and (values == values.take([0], axis)).all():
+            return axis
+    return None
+
+
+class Numpy:
+    """NumPy arrays; bfloat16 comes from ml_dtypes."""
+
+    name = "numpy"
+    default_dtypes = ("float64", "float32")
+
+    def native(self, values: np.ndarray, dtype: str, layout: str = "contiguous") -> Any:
+        """A fresh array of that dtype and layout."""
+        target = bool if values.dtype == bool else NUMPY_DTYPES[dtype]
+        axis = constant_axis(values) if layout == "expanded" else None
+        if axis is not None:
+            return np.broadcast_to(values.take([0], axis).astype(target), values.shape)
+        return lay_out(values.astype(target), layout, lambda shape: self._fill(np.empty(shape, target)))
+
+    @staticmethod
+    def _fill(buffer: np.ndarray) -> np.ndarray:
+        buffer[...] = True if buffer.dtype == bool else np.array(777.0).astype(buffer.dtype)
+        return buffer
+
+    def is_array(self, value: Any) -> bool:
+        """Whether a result is an array (a NumPy scalar counts as one without axes)."""
+        return isinstance(value, (np.ndarray, np.generic))
+
+    def read(self, value: Any) -> tuple[np.ndarray, str]:
+        """The result as float64 and the name of its dtype."""
+        array = np.asarray(value)
+        name = str(array.dtype)
+        return (array if array.dtype == bool else np.array(array, dtype=np.float64)), name
+
+    def overlap(self, one: Any, other: Any) -> bool:
+        """Whether two arrays share memory."""
+        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.may_share_memory(one, other)
+
+    def permute(self, value: Any, axes: Sequence[int]) -> Any:
+        """The axes in another order."""
+        return np.transpose(value, axes)
+
+    def contiguous(self, value: Any) -> Any:
+        """The values in C order."""
+        return np.ascontiguousarray(value)
+
+    def state(self) -> dict[str, Any]:
+        """Global state that a call must not change."""
+        kind, keys, position, *_ = np.random.get_state()
+        return {
+            "numpy's random state": (kind, keys.tobytes(), position),
+            "numpy's error handling": tuple(sorted(np.geterr().items())),
+            "Python's random state": random.getstate(),
+        }
+
+    def remember(self) -> Any:
+        """What `restore` needs."""
+        return np.random.get_state(), np.geterr(), random.getstate()
+
+    def restore(self, memory: Any) -> None:
+        """Put global state back."""
+        np.random.set_state(memory[0])
+        np.seterr(**memory[1])
+        random.setstate(memory[2])
+
+    def versions(self) -> dict[str, str]:
+        """Versions for the header."""
+        return {"numpy": np.__version__}
+
+    def gradients(self, *_: Any) -> Any:
+        """NumPy has no gradients; an implementation gives OPERATION_vjp."""
+        raise NotImplementedError("NumPy has no gradients")
+
+
+class Torch:
+    """torch tensors on the CPU or another device."""
+
+    name = "torch"
+    default_dtypes = ("float64", "float32", "bfloat16", "float16")
+
+    def __init__(self, device: str = "cpu") -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError("torch is not installed; install veriformer[torch]") from error
+        self.torch, self.device = torch, device
+        self.dtypes = {name: getattr(torch, name) for name in self.default_dtypes}
+
+    def native(self, values: np.ndarray, dtype: str, layout: str = "contiguous") -> Any:
+        """A fresh tensor of that dtype and layout."""
+        torch = self.torch
+        target = torch.bool if values.dtype == bool else self.dtypes[dtype]
+        axis = constant_axis(values) if layout == "expanded" else None
+        if axis is not None:
+            small = torch.from_numpy(np.array(values.take([0], axis), order="C")).to(self.device, target)
+            return small.expand(values.shape)
+        # torch.tensor copies, hence the tensor never shares memory with the case
+        tensor = torch.from_numpy(np.array(values, order="C")).to(self.device, target)
+        fill = True if target is torch.bool else 777.0
+        return lay_out(tensor, layout, lambda shape: torch.full(shape, fill, dtype=target, device=self.device))
+
+    def is_array(self, value: Any) -> bool:
+        """Whether a result is a tensor."""
+        return isinstance(value, self.torch.Tensor)
+
+    def read(self, value: Any) -> tuple[np.ndarray, str]:
+        """The result as float64 and the name of its dtype."""
+        name = str(value.dtype).removeprefix("torch.")
+        value = value.detach().to("cpu")
+        if value.is_floating_point():
+            value = value.to(self.torch.float64)
+        return value.contiguous().clone().numpy(), name
+
+    def _span(self, value: Any) -> tuple[int, int]:
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+    def overlap(self, one: Any, other: Any) -> bool:
+        """Whether two tensors share storage."""
+        if not (self.is_array(one) and self.is_array(other)) or not one.numel() or not other.numel():
+            return False
+        (a, b), (c, d) = self._span(one), self._span(other)
+        return a < d and c < b
+
+    def permute(self, value: Any, axes: Sequence[int]) -> Any:
+        """The axes in another order."""
+        return value.permute(*axes)
+
+    def contiguous(self, value: Any) -> Any:
+        """The values in C order."""
+        return value.contiguous()
+
+    def state(self) -> dict[str, Any]:
+        """Global state that a call must not change."""
+        torch = self.torch
+        return {
+            **Numpy().state(),
+            "torch's random state": torch.random.get_rng_state().numpy().tobytes(),
+            "torch's default dtype": str(torch.get_default_dtype()),
+            "torch's thread count": torch.get_num_threads(),
+            "torch's matmul precision": torch.get_float32_matmul_precision(),
+            "torch's grad mode": torch.is_grad_enabled(),
+            "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+        }
+
+    def remember(self) -> Any:
+        """What `restore` needs."""
+        torch = self.torch
+        return (
+            Numpy().remember(),
+            torch.random.get_rng_state(),
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+
+    def restore(self, memory: Any) -> None:
+        """Put global state back."""
+        torch = self.torch
+        Numpy().restore(memory[0])
+        torch.random.set_rng_state(memory[1])
+        torch.set_default_dtype(memory[2])
+        torch.set_num_threads(memory[3])
+        torch.set_float32_matmul_precision(memory[4])
+        torch.set_grad_enabled(memory[5])
+        torch.use_deterministic_algorithms(memory[6])
+
+    def versions(self) -> dict[str, str]:
+        """Versions for the header."""
+        return {"torch": self.torch.__version__, "numpy": np.__version__}
+
+    def gradients(self, results: Sequence[Any], cotangents: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Vector-Jacobian products by autograd; None where the result does not depend on an input."""
+        pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if c is not None and r.requires_grad]
+        if not pairs:
+            return dict.fromkeys(inputs)
+        outs, grads = zip(*pairs, strict=True)
+        found = self.torch.autograd.grad(outs, list(inputs.values()), grads, allow_unused=True)
+        return dict(zip(inputs, found, strict=True))
+
+
+def framework_of(function: Any, module: Any) -> str:
+    """The framework a function is written in: its module's FRAMEWORK, else a look at its globals.
+
+    A framework that has not been imported by now cannot be the function's.
+    """
+    declared = getattr(module, "FRAMEWORK", None)
+    if declared:
+        return str(declared)
+    if "torch" not in sys.modules:
+        return "numpy"
+    torch = sys.modules["torch"]
+    own = getattr(function, "__module__", "") or ""
+    if own == "torch" or own.startswith("torch."):
+        return "torch"
+    if getattr(function, "__self__", None) is not None and type(function.__self__).__module__.startswith("torch"):
+        return "torch"
+    if isinstance(function, torch.nn.Module):
+        return "torch"
+    if function is getattr(torch.nn.functional, getattr(function, "__name__", ""), None):
+        return "torch"
+    names = getattr(getattr(function, "__wrapped__", function), "__globals__", None) or vars(module)
+    for value in list(names.values()):
+        owner = getattr(value, "__name__", None) if hasattr(value, "__loader__") else getattr(value, "__module__", None)
+        if isinstance(owner, str) and (owner == "torch" or owner.startswith("torch.")):
+            return "torch"
+    return "numpy"

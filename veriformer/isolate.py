@@ -1,0 +1,180 @@
+"""A worker process that holds only the implementation, so that a crash or a hang is one failed call.
+
+`python -m veriformer.isolate` imports the target once and then forks a child for the calls; when a
+child dies, the next one is there in milliseconds. The judging process need not import the target's
+framework, and nothing of the user's __main__ is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from typing import Any
+
+from veriformer.boundary import Outcome, Request, describe_error
+from veriformer.calling import UsageError
+from veriformer.targets import Description, Options, load
+
+IMPORT_PATIENCE = 300.0
+CALL_PATIENCE = 20.0
+"""Seconds a call may take before the first hang; after one, 20 times the slowest good call."""
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class WorkerLost(Exception):
+    """The process that holds the target ended while it was being imported."""
+
+
+class Remote:
+    """The judging side's handle on a worker: describes the target and makes calls.
+
+    Raises UsageError from the target, and WorkerLost where importing it ended the process.
+    """
+
+    def __init__(self, target: str, options: Options, patience: float = CALL_PATIENCE) -> None:
+        self.target, self.patience, self.hung, self.slowest = target, patience, False, 0.0
+        ours, theirs = socket.socketpair()
+        self.output = tempfile.TemporaryFile()
+        environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1")}
+        # -c rather than -m: the folder that python puts on the path is then the caller's own
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from veriformer.isolate import main; main()", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.output,
+            env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        theirs.close()
+        self.socket = ours
+        self.control = Connection(ours.detach())
+        self.control.send((target, options, os.getcwd()))
+        self.child: Connection | None = None
+        self.pid = 0
+        self.descriptions: list[Description] = self._hello()
+
+    def _hello(self) -> list[Description]:
+        try:
+            if not self.control.poll(IMPORT_PATIENCE):
+                self.close()
+                raise WorkerLost(f"importing {self.target} took more than {IMPORT_PATIENCE:.0f} s")
+            answer = self.control.recv()
+        except EOFError:
+            code = self.process.wait()
+            raise WorkerLost(f"importing {self.target} ended the process ({exit_words(code)})") from None
+        if isinstance(answer, UsageError):
+            self.close()
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    def call(self, name: str, operation: str, request: Request) -> Outcome:
+        """Make one call; a crash or a hang comes back as an outcome."""
+        limit = max(0.1, 20 * self.slowest) if self.hung and self.slowest else self.patience
+        try:
+            connection = self._connection()
+            connection.send((name, operation, request))
+            if not connection.poll(limit):
+                self.hung = True
+                self._kill()
+                return Outcome("timeout", f"no answer within {limit:.3g} s")
+            outcome: Outcome = connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            return Outcome("crash", f"the process ended: {exit_words(self._reap())}")
+        self.slowest = max(self.slowest, outcome.seconds)
+        return outcome
+
+    def _connection(self) -> Connection:
+        if self.child is None:
+            ours, theirs = socket.socketpair()
+            self.control.send("fork")
+            with socket.socket(fileno=os.dup(self.control.fileno())) as carrier:
+                socket.send_fds(carrier, [b"."], [theirs.fileno()])
+            theirs.close()
+            self.pid = self.control.recv()
+            self.child = Connection(ours.detach())
+        return self.child
+
+    def _kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._reap()
+
+    def _reap(self) -> int:
+        if self.child is not None:
+            self.child.close()
+            self.child = None
+        self.control.send(("reap", self.pid))
+        return int(self.control.recv())
+
+    def close(self) -> None:
+        """End the worker."""
+        if self.child is not None:
+            self.child.close()
+            self.child = None
+        self.control.close()
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.output.close()
+
+
+def exit_words(code: int) -> str:
+    """An exit code as people say it, with the signal's name."""
+    if code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def main() -> None:
+    """The worker: import the target, say what it is, then fork a child for each request to."""
+    control = Connection(int(sys.argv[1]))
+    target, options, folder = control.recv()
+    sys.path[:] = [p for p in sys.path if p]
+    try:
+        loaded = {one.description.name: one for one in load(target, options, folder)}
+    except UsageError as error:
+        control.send(error)
+        return
+    except Exception as error:
+        control.send(UsageError(f"importing {target} failed: {describe_error(error)}"))
+        return
+    control.send([one.description for one in loaded.values()])
+    while True:
+        try:
+            message = control.recv()
+        except EOFError:
+            return
+        if message == "fork":
+            _fork(control, loaded)
+        else:
+            _, status = os.waitpid(message[1], 0)
+            control.send(os.waitstatus_to_exitcode(status))
+
+
+def _fork(control: Connection, loaded: dict[str, Any]) -> None:
+    with socket.socket(fileno=os.dup(control.fileno())) as carrier:
+        _, (handle,), _, _ = socket.recv_fds(carrier, 1, 1)
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        serve(Connection(handle), loaded)
+        os._exit(0)
+    os.close(handle)
+    control.send(pid)
+
+
+def serve(connection: Connection, loaded: dict[str, Any]) -> None:
+    """Answer calls until the other side hangs up."""
+    while True:
+        try:
+            name, operation, request = connection.recv()
+        except (EOFError, OSError):
+            return
+        connection.send(loaded[name].boundaries[operation].cross(request))

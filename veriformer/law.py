@@ -1,0 +1,187 @@
+"""Laws: precise statements about an operation, with recipes for their cases and a check.
+
+    @law("attention", case=attention_cases(causal=True), needs={"causal"}, source="P50")
+    def future_has_no_influence(attention, case):
+        \"\"\"Output row i depends only on keys j <= i + (Tk - Tq).\"\"\"
+        ...
+
+The function's name becomes the law's id (`attention/future-has-no-influence`), its docstring the
+statement that users see. A law fails only through the `expect…` functions of `veriformer.expect`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from veriformer.calling import CallPlan, UsageError
+from veriformer.declarations import Capabilities
+from veriformer.operations import OPERATIONS
+
+KINDS = ("contract", "hygiene", "metamorphic", "gradient", "oracle")
+"""Kinds of laws, in the order in which they run."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What may be drawn for one operation of one implementation in one dtype."""
+
+    operation: str
+    dtype: str
+    accepts: frozenset[str]
+    capabilities: Capabilities
+    framework: str = "numpy"
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, operation: str, dtype: str, plan: CallPlan, capabilities: Capabilities, **rest: Any) -> Domain:
+        """The domain of an implementation's plan and capabilities."""
+        return cls(operation, dtype, plan.accepts, capabilities, **rest)
+
+    def provides(self, word: str) -> bool:
+        """Whether a keyword, an option, an extra or "gradients" is there."""
+        table = OPERATIONS[self.operation]
+        if word in table.options or word in table.keywords:
+            return word in self.accepts
+        if word == "gradients":
+            return self.capabilities.gradients and self.framework == "torch"
+        return bool(getattr(self.capabilities, word))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How values for one parameter of a law are made.
+
+    examples: the pinned ones, small to large. strategy: the search. Both depend on the domain, so
+    that what an implementation lacks is never drawn.
+    """
+
+    examples: Callable[[Domain], Sequence[Any]]
+    strategy: Callable[[Domain], st.SearchStrategy[Any]]
+
+
+def choice(*values: Any) -> Recipe:
+    """A recipe that takes one of a few values."""
+    return Recipe(lambda domain: values, lambda domain: st.sampled_from(values))
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """One law of one operation. See `law` for the fields."""
+
+    operation: str
+    name: str
+    statement: str
+    function: Callable[..., None]
+    recipes: dict[str, Recipe]
+    kind: str = "metamorphic"
+    needs: frozenset[str] = frozenset()
+    also: tuple[str, ...] = ()
+    source: str = ""
+    root: bool = False
+    relative: bool = True
+    kills: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """`operation/name-with-hyphens`."""
+        return f"{self.operation}/{self.name}"
+
+    def missing(self, domain: Domain) -> list[str]:
+        """What the law needs and the implementation does not provide."""
+        lacking = [word for word in sorted(self.needs) if not domain.provides(word)]
+        return lacking + [f"operation {name}" for name in self.also if name not in domain.others]
+
+    def pinned(self, domain: Domain) -> list[tuple[Any, ...]]:
+        """The pinned arguments: the first recipe's examples, the others' in turn beside them."""
+        columns = [list(recipe.examples(domain)) for recipe in self.recipes.values()]
+        if not all(columns):
+            return []
+        rows = len(columns[0])
+        return [tuple(column[i % len(column)] for column in columns) for i in range(rows)]
+
+    def strategy(self, domain: Domain) -> st.SearchStrategy[tuple[Any, ...]]:
+        """The search over all parameters."""
+        return st.tuples(*(recipe.strategy(domain) for recipe in self.recipes.values()))
+
+
+@dataclass(frozen=True)
+class LawFamily:
+    """The same law for several operations."""
+
+    laws: tuple[Law, ...] = field(default=())
+
+    def __iter__(self) -> Iterator[Law]:
+        return iter(self.laws)
+
+
+def law(
+    operations: str | Sequence[str],
+    *,
+    case: Recipe,
+    kind: str = "metamorphic",
+    needs: Iterable[str] = (),
+    also: Sequence[str] = (),
+    source: str = "",
+    root: bool = False,
+    relative: bool = True,
+    kills: Sequence[str] = (),
+    changes: Sequence[str] = (),
+    **others: Recipe,
+) -> Callable[[Callable[..., None]], Any]:
+    """Make a law of a function (subject, [other subjects,] case, …).
+
+    operations: one name, or several for a `LawFamily`. case and others: recipes, by parameter name.
+    needs: keywords, options, extras or "gradients" without which the law does not apply. also:
+    further operations of the same implementation that the function gets after its own. root: a
+    contract without which the rest is not run. relative: the budget comes from the reference, so
+    the message is withheld while the oracle fails. kills: faults (`file:variant` under
+    `impls/faulty/`) that this law rejects when run alone. changes: capabilities that change it.
+    """
+
+    def make(function: Callable[..., None]) -> Any:
+        name = function.__name__.replace("_", "-")
+        statement = " ".join((function.__doc__ or "").split())
+        if not statement or kind not in KINDS:
+            raise ValueError(f"law {name}: wanted a docstring and a kind of {', '.join(KINDS)}, got kind={kind!r}")
+
+        def one(operation: str) -> Law:
+            return Law(
+                operation,
+                name,
+                statement,
+                function,
+                {"case": case, **others},
+                kind,
+                frozenset(needs),
+                tuple(also),
+                source,
+                root,
+                relative,
+                tuple(kills),
+                tuple(changes),
+            )
+
+        return one(operations) if isinstance(operations, str) else LawFamily(tuple(map(one, operations)))
+
+    return make
+
+
+def find_laws(laws: Sequence[Law], ids: Iterable[str]) -> list[Law]:
+    """The laws with these ids; an operation's name or a bare law name selects all that bear it.
+
+    Raises UsageError for an id that matches nothing, naming the nearest.
+    """
+    chosen: list[Law] = []
+    for wanted in ids:
+        found = [one for one in laws if wanted in (one.id, one.operation, one.name)]
+        if not found:
+            near = difflib.get_close_matches(wanted, [one.id for one in laws], 1, 0.0)
+            raise UsageError(f"unknown law {wanted!r}; nearest is {near[0]!r}; `veriformer laws` lists all")
+        chosen += [one for one in found if one not in chosen]
+    return chosen

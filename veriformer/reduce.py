@@ -1,0 +1,264 @@
+"""The smallest case that still fails: flags off, sizes down, then simpler values, at most 200 tries."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from veriformer.case import Case
+from veriformer.expect import Broken
+from veriformer.operations import OPERATIONS
+
+TRIES = 200
+VISIBLE = 1e-2
+"""A wrong value counts as visible when it is off by this share of the values compared."""
+
+Arguments = tuple[Any, ...]
+Attempt = Callable[[Arguments], Broken | None]
+
+
+def smallest(arguments: Arguments, broken: Broken, attempt: Attempt) -> tuple[Arguments, Broken, int]:
+    """Simplify while the same kind of failure stays.
+
+    Returns the arguments, the failure they show and the number of tries.
+    """
+    tries = 0
+    improved = True
+    while improved and tries < TRIES:
+        improved = False
+        for candidate in candidates(arguments):
+            if tries >= TRIES:
+                break
+            tries += 1
+            if surprises(candidate) > surprises(arguments):
+                continue
+            found = attempt(candidate)
+            if found is not None and as_clear(found, broken):
+                arguments, broken, improved = candidate, found, True
+                break
+    return arguments, broken, tries
+
+
+def as_clear(found: Broken, before: Broken) -> bool:
+    """Whether a failure is of the same kind and no harder to see than the one before."""
+    if found.kind != before.kind:
+        return False
+    return visibility(found) >= min(VISIBLE, visibility(before))
+
+
+def visibility(broken: Broken) -> float:
+    """|got - wanted| as a share of the larger, 1 where there is nothing to compare."""
+    got, wanted = broken.facts.get("got"), broken.facts.get("wanted")
+    if got is None or wanted is None or not (math.isfinite(got) and math.isfinite(wanted)):
+        return 1.0
+    return abs(got - wanted) / max(abs(got), abs(wanted), 1e-300)
+
+
+def surprises(arguments: Arguments) -> int:
+    """Features that make a case harder to grasp than the failure needs: empty rows."""
+    from veriformer.oracle import allowed_keys
+
+    case = arguments[0]
+    if not isinstance(case, Case) or "q" not in case.arrays:
+        return 0
+    return int((~allowed_keys(case).any(-1)).any())
+
+
+def candidates(arguments: Arguments) -> Iterator[Arguments]:
+    """Simpler arguments, the boldest first; all of them keep their own shapes consistent."""
+    for i, value in enumerate(arguments):
+        simpler = simpler_cases(value) if isinstance(value, Case) else simpler_record(value)
+        for one in simpler:
+            yield (*arguments[:i], one, *arguments[i + 1 :])
+
+
+def simpler_record(value: Any) -> Iterator[Any]:
+    """A plain value or dataclass with smaller numbers."""
+    if isinstance(value, bool) or value is None:
+        return
+    if isinstance(value, int):
+        yield from (n for n in dict.fromkeys((0, 1, value // 2)) if abs(n) < abs(value))
+    elif isinstance(value, float):
+        yield from (x for x in (1.0, 2.0, float(round(value))) if x != value and simplicity(x) < simplicity(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            for smaller in simpler_record(getattr(value, field.name)):
+                yield dataclasses.replace(value, **{field.name: smaller})
+
+
+def simpler_cases(case: Case) -> Iterator[Case]:
+    """Flags off, sizes down, whole arrays simpler, single numbers simpler."""
+    if case.layout != "contiguous":
+        yield case.with_layout("contiguous")
+    for name in case.keywords:
+        yield case.with_keywords(**{name: case.table.keywords[name]})
+    for name in case.table.options:
+        if name in case.arrays:
+            yield case.with_arrays(**{name: None})
+    yield from smaller_sizes(case)
+    yield from simpler_keywords(case)
+    yield from simpler_arrays(case)
+    yield from simpler_numbers(case)
+
+
+def simpler_keywords(case: Case) -> Iterator[Case]:
+    """Keywords nearer to plain numbers."""
+    for name, value in case.keywords.items():
+        if isinstance(value, tuple):
+            for i, side in enumerate(value):
+                for smaller in (None, 0, 1):
+                    if side != smaller and (smaller is None or side is None or smaller < side):
+                        yield case.with_keywords(**{name: (*value[:i], smaller, *value[i + 1 :])})
+        elif isinstance(value, (int, float)):
+            for smaller in simpler_record(value):
+                yield case.with_keywords(**{name: smaller})
+
+
+def smaller_sizes(case: Case) -> Iterator[Case]:
+    """Fewer indices along each axis: one, half, one less; and fewer axes of a free shape."""
+    if OPERATIONS[case.operation].arrays.get("q"):
+        axes = [axis for axis in ("B", "R", "G", "Tq", "Tk", "D", "Dv") if attention_size(case, axis) > 1]
+        for axis in axes:
+            for kept in fewer(attention_size(case, axis)):
+                yield keep_attention(case, axis, kept)
+        return
+    x = case["x"]
+    for axis, length in enumerate(x.shape):
+        for kept in fewer(length):
+            yield keep_plain(case, axis, kept)
+    for axis, length in enumerate(x.shape):
+        if (
+            length == 1
+            and x.ndim > 1
+            and (last := case["axis"] if "axis" in case.table.keywords else -1) % x.ndim != axis
+        ):
+            smaller = x.reshape([n for i, n in enumerate(x.shape) if i != axis])
+            moved = case.with_arrays(x=smaller)
+            place = last % x.ndim
+            yield (
+                moved.with_keywords(axis=place - (axis < place) - smaller.ndim)
+                if "axis" in case.table.keywords
+                else moved
+            )
+
+
+def fewer(length: int) -> Iterator[np.ndarray]:
+    """Index sets smaller than `length`: the first, the last, halves, all but one."""
+    everything = np.arange(length)
+    if length <= 1:
+        return
+    yield everything[:1]
+    yield everything[-1:]
+    if length > 3:
+        yield everything[: length // 2]
+        yield everything[length // 2 :]
+    if length > 2:
+        yield everything[:-1]
+        yield everything[1:]
+
+
+def keep_plain(case: Case, axis: int, kept: np.ndarray) -> Case:
+    """The case with some indices of one axis of x; weight and bias follow the last axis."""
+    x = case["x"]
+    arrays = {"x": x.take(kept, axis)}
+    if "weight" in case.arrays and axis == x.ndim - 1:
+        arrays |= {name: case[name].take(kept) for name in ("weight", "bias")}
+    return case.with_arrays(**arrays)
+
+
+def attention_size(case: Case, axis: str) -> int:
+    """Length of an attention axis; R is the number of query heads per key head."""
+    sizes = case.sizes()
+    if axis == "R":
+        return sizes["H"] // max(sizes["G"], 1)
+    return sizes[axis]
+
+
+def keep_attention(case: Case, axis: str, kept: np.ndarray) -> Case:
+    """The case with some indices of one axis, in every array that has it."""
+    groups = case.size("G")
+    arrays = {}
+    for name, array in case.arrays.items():
+        for place, label in enumerate(case.table.axes(name)):
+            if label == "H" and axis in ("R", "G"):
+                array = keep_heads(array, place, axis, kept, groups)
+            elif label == axis and (array.shape[place] > 1 or name in case.table.arrays):
+                array = array.take(kept, place)
+        arrays[name] = array
+    return case.with_arrays(**arrays)
+
+
+def keep_heads(array: np.ndarray, place: int, axis: str, kept: np.ndarray, groups: int) -> np.ndarray:
+    """Some groups of query heads, or some heads of every group."""
+    if array.shape[place] == 1:
+        return array
+    shape = array.shape
+    split = array.reshape(*shape[:place], groups, shape[place] // groups, *shape[place + 1 :])
+    split = split.take(kept, place if axis == "G" else place + 1)
+    return split.reshape(*shape[:place], -1, *shape[place + 1 :])
+
+
+def simpler_arrays(case: Case) -> Iterator[Case]:
+    """Whole arrays of zeros, ones, booleans all True, or integers."""
+    for name, array in case.arrays.items():
+        if array.dtype == bool:
+            options = [np.ones_like(array)]
+        else:
+            with np.errstate(all="ignore"):
+                options = [np.zeros_like(array), np.ones_like(array), np.round(array), np.sign(array)]
+        for option in options:
+            if complexity(option) < complexity(array):
+                yield case.with_arrays(**{name: option})
+
+
+def simpler_numbers(case: Case) -> Iterator[Case]:
+    """One number at a time: 0, 1, -1, 2, the nearest integer, a power of ten."""
+    for name, array in case.arrays.items():
+        if array.size > 64:
+            continue
+        for place in np.ndindex(array.shape):
+            value = array[place]
+            for simpler in simpler_values(value):
+                changed = array.copy()
+                changed[place] = simpler
+                yield case.with_arrays(**{name: changed})
+
+
+def simpler_values(value: Any) -> Iterator[Any]:
+    """Values simpler than this one."""
+    if isinstance(value, (bool, np.bool_)):
+        if not value:
+            yield True
+        return
+    value = float(value)
+    options = [0.0, 1.0, -1.0, 2.0]
+    if math.isfinite(value):
+        options.append(float(round(value)))
+        if abs(value) >= 10:
+            options.append(math.copysign(10.0 ** round(math.log10(abs(value))), value))
+    yield from (option for option in dict.fromkeys(options) if simplicity(option) < simplicity(value))
+
+
+def simplicity(value: float) -> tuple[int, float]:
+    """Smaller is simpler: 0, 1, -1, 2, small integers, powers of ten, integers, the rest."""
+    order = {0.0: 0, 1.0: 1, -1.0: 2, 2.0: 3}
+    if value in order:
+        return order[value], 0.0
+    if not math.isfinite(value):
+        return 9, 0.0
+    if value == round(value) and abs(value) < 10:
+        return 4, abs(value)
+    if abs(value) >= 10 and f"{abs(value):e}".split("e")[0].strip("0.") == "1":
+        return 5, abs(value)
+    return (6, abs(value)) if value == round(value) else (7, abs(value))
+
+
+def complexity(array: np.ndarray) -> int:
+    """Sum of the simplicity ranks, by which whole arrays are compared."""
+    if array.dtype == bool:
+        return int((~array).sum())
+    return sum(simplicity(value)[0] for value in array.ravel().tolist())

@@ -1,0 +1,1 @@
+"""What a run leaves behind: the JSON record, scripts that reproduce failures, the terminal's view."""

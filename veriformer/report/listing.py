@@ -1,0 +1,85 @@
+"""`veriformer laws` and `veriformer list`: what there is, with one line each."""
+
+from __future__ import annotations
+
+from veriformer.calling import ALIASES, UsageError, nearest
+from veriformer.catalogue import all_laws, tentative
+from veriformer.declarations import Capabilities
+from veriformer.law import Law
+from veriformer.operations import OPERATIONS
+from veriformer.report.terminal import console_for, two_columns
+from veriformer.targets import registered_names
+
+
+def list_laws() -> int:
+    """Every law with its statement, by operation."""
+    console = console_for()
+    for operation in OPERATIONS:
+        mine = [law for law in all_laws() if law.operation == operation]
+        console.print(f"[bold]{operation}[/]: {len(mine)} laws")
+        two_columns(console, [("  " + law.name, law.statement) for law in mine], 38)
+        console.print()
+    console.print(f"{len(all_laws())} laws; `veriformer laws ID` explains one")
+    return 0
+
+
+def explain_laws(wanted: str) -> int:
+    """Everything about the laws that a word selects.
+
+    Raises UsageError where it selects none.
+    """
+    found = [law for law in all_laws() if wanted in (law.id, law.name, law.operation)]
+    found = found or [law for law in all_laws() if wanted in law.id]
+    if not found:
+        raise UsageError(f"no law {wanted!r}{nearest(wanted, [law.id for law in all_laws()])}")
+    console = console_for()
+    for law in found:
+        console.print(f"[bold]{law.id}[/]")
+        two_columns(console, law_facts(law), 10)
+        console.print()
+    return 0
+
+
+def law_facts(law: Law) -> list[tuple[str, str]]:
+    """What there is to say about a law."""
+    facts = [
+        ("  says", law.statement),
+        ("  kind", law.kind + (", tentative: not counted yet" if tentative(law) else "")),
+    ]
+    if law.source:
+        facts.append(("  source", law.source))
+    if law.needs:
+        facts.append(("  needs", ", ".join(sorted(law.needs))))
+    if law.also:
+        facts.append(("  also", "uses " + ", ".join(law.also)))
+    if law.changes:
+        facts.append(("  declare", "changed by " + ", ".join(law.changes)))
+    if law.kills:
+        facts.append(("  rejects", ", ".join(law.kills)))
+    exact = "bit for bit, or a plain claim" if not law.relative else "within the error budget of the reference"
+    return [*facts, ("  judged", exact)]
+
+
+def list_everything() -> int:
+    """Operations with their signatures, registered implementations, aliases and capabilities."""
+    console = console_for()
+    console.print("[bold]operations[/]")
+    rows = []
+    for name, table in OPERATIONS.items():
+        arrays = ", ".join(f"{array}[{', '.join(axes.split())}]" for array, axes in table.arrays.items())
+        words = [f"{option}=None" for option in table.options] + [f"{k}={v}" for k, v in table.keywords.items()]
+        rows.append((f"  {name}", f"({arrays}, *, {', '.join(words)})\n{table.meaning}"))
+    two_columns(console, rows, 20)
+    console.print("\n[bold]registered implementations[/]\n  " + ", ".join(registered_names()))
+    console.print("\n[bold]names that are understood[/]")
+    two_columns(console, [(f"  {ours}", ", ".join(names)) for ours, names in ALIASES.items()], 20)
+    console.print("\n[bold]capabilities[/] (--declare KEY=VALUE)")
+    rows = []
+    for name, choice in Capabilities.__dataclass_fields__.items():
+        allowed = choice.metadata["allowed"]
+        options = (
+            f" [{' | '.join(str(a).lower() if isinstance(a, bool) else str(a) for a in allowed)}]" if allowed else ""
+        )
+        rows.append((f"  {name}", choice.metadata["text"] + options))
+    two_columns(console, rows, 20)
+    return 0

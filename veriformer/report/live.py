@@ -1,0 +1,124 @@
+"""Run a report's items while showing and storing them: JSON after each item, scripts, the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from veriformer.case import PRINTED, Case
+from veriformer.checking import RED, Report, chosen_laws, judge
+from veriformer.report import terminal
+from veriformer.report.record import Writer, failure_id, output_folder, plain_value, slug, write
+from veriformer.report.script import save, script_of
+from veriformer.running import Row, items
+from veriformer.subject import Implementation
+
+
+def show_run(report: Report, folder: str, whole: str | None, junit: str | None, mixed: bool = False) -> None:
+    """Run everything, with a progress bar on a terminal, then print the view.
+
+    mixed: `smoke` for every implementation but one of each framework, which gets the settings' effort.
+    """
+    console = terminal.console_for()
+    place, note = output_folder(folder)
+    if note:
+        console.print(note)
+    terminal.header(console, report)
+    store = Store(report, place, Path(whole) if whole else None)
+    efforts = mixed_efforts(report) if mixed else None
+    laws = chosen_laws(report.settings)
+    total = sum(1 for _ in items(laws, report.implementations, "smoke", 0, 0.0, report.settings.dtypes))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
+            task = bar.add_task("laws", total=total)
+            for row in judge(report, efforts):
+                store.add(row)
+                bar.update(task, advance=1, description=row.law.id)
+    finally:
+        store.writer.finish()
+    if junit:
+        write(Path(junit), junit_text(report))
+    for implementation in report.implementations:
+        terminal.table(console, report, implementation)
+    terminal.failures(console, report, store.scripts)
+    terminal.summary(console, report)
+    console.print(f"report: {place}/", soft_wrap=True)
+
+
+def mixed_efforts(report: Report) -> Callable[[Implementation], str]:
+    """ci for the first implementation of each operation and framework, smoke for the others."""
+    full: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    for one in report.implementations:
+        pairs = {(operation, one.description.framework) for operation in one.description.plans}
+        if pairs - seen:
+            full.add(one.name)
+            seen |= pairs
+    return lambda implementation: report.settings.effort if implementation.name in full else "smoke"
+
+
+class Store:
+    """Writes rows as they come, with a script and a replay file for each failure."""
+
+    def __init__(self, report: Report, folder: Path, whole: Path | None = None) -> None:
+        self.folder, self.report = folder, report
+        self.writer = Writer(report, folder, whole)
+        self.by_name = {one.name: one for one in report.implementations}
+        self.scripts: dict[str, tuple[str, str]] = {}
+
+    def add(self, row: Row) -> None:
+        """Store a row."""
+        script, name = "", ""
+        if row.failure is not None and row.verdict in (*RED, "suite_error"):
+            script, name = self._failure(row)
+            self.scripts[row.id] = (script, name)
+        self.writer.add(row, script, name)
+
+    def _failure(self, row: Row) -> tuple[str, str]:
+        implementation, name = self.by_name[row.implementation], failure_id(row)
+        stem = self.folder / f"{slug(row.law.name)}-{name}"
+        save(script_of(row, implementation), stem.with_suffix(".py"))
+        write(stem.parent / f"{stem.name}.replay.json", json.dumps(replay_record(row, implementation)))
+        case = row.failure.case if row.failure else None
+        if case is not None and case.numbers > PRINTED:
+            np.savez(stem.parent / f"{stem.name}.replay.npz", **dict(case.arrays))  # type: ignore[arg-type]
+        return str(stem.with_suffix(".py")), name if implementation.target else ""
+
+
+def replay_record(row: Row, implementation: Implementation) -> dict[str, object]:
+    """What is needed to run one failing case again."""
+    assert row.failure is not None
+    options = implementation.options
+    others = [value for value in row.failure.arguments[1:] if not isinstance(value, Case)]
+    return {
+        "law": row.law.id, "implementation": row.implementation, "target": implementation.target, "dtype": row.dtype,
+        "options": {
+            "accepts": plain_value(options.accepts), "returns": list(options.returns),
+            "framework": options.framework, "declare": plain_value(options.declare),
+        },
+        "case": row.failure.case.to_json(), "others": plain_value(others),
+    }  # fmt: skip
+
+
+def junit_text(report: Report) -> str:
+    """The report as JUnit XML, one test case per item."""
+    suite = ElementTree.Element("testsuite", name="veriformer", tests=str(len(report.rows)))
+    for row in report.rows:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=row.law.operation, name=row.id, time=f"{row.seconds:.3f}"
+        )
+        if row.verdict in RED:
+            text = row.failure.message if row.failure else row.reason
+            ElementTree.SubElement(case, "failure", message=text, type=row.verdict)
+        elif row.verdict == "suite_error":
+            ElementTree.SubElement(case, "error", message=row.reason)
+        elif row.verdict not in ("pass",):
+            ElementTree.SubElement(case, "skipped", message=f"{row.verdict}: {row.reason}")
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,0 +1,263 @@
+"""What a person sees: header, a line per law, failures as blocks, counts, and what was not tested."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from veriformer.catalogue import LEVEL, tentative
+from veriformer.checking import RED, Report
+from veriformer.declarations import DTYPES
+from veriformer.operations import OPERATIONS
+from veriformer.report.record import environment
+from veriformer.running import Failure, Row
+from veriformer.subject import Implementation
+
+BLOCKS = 3
+"""Failures shown in full for one operation of one implementation; the rest are named."""
+WORDS = {"pass": "ok", "not_provided": "-", "incomplete": "open", "undetermined": "open", "suite_error": "SUITE"}
+COLOURS = {"pass": "green", "xfail": "yellow", "not_provided": "dim", "blocked": "dim", "not_run": "yellow"}
+
+
+def console_for(file: Any = None, width: int | None = None) -> Console:
+    """A console that is plain where the output is not a terminal."""
+    return Console(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)
+
+
+def plain(report: Report) -> str:
+    """The whole view as plain text, 80 columns wide."""
+    console = Console(file=io.StringIO(), width=80, highlight=False, emoji=False, color_system=None)
+    header(console, report)
+    for implementation in report.implementations:
+        table(console, report, implementation)
+    failures(console, report, {})
+    summary(console, report)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def row_text(row: Row) -> str:
+    """One failure as plain text, for pytest."""
+    console = Console(file=io.StringIO(), width=100, highlight=False, emoji=False, color_system=None)
+    block(console, row, (), ("", ""))
+    return console.file.getvalue().rstrip()  # type: ignore[attr-defined,no-any-return]
+
+
+def header(console: Console, report: Report) -> None:
+    """Versions, settings, and each implementation with its mapping and capabilities."""
+    about, settings = environment(), report.settings
+    console.print(f"[bold]veriformer {about['veriformer']}[/]  level {LEVEL}  effort {settings.effort}  seed {settings.seed}")
+    console.print(f"Python {about['python']}  numpy {about['numpy']}  threads {threads(report)}")
+    for implementation in report.implementations:
+        first, *lines = implementation_lines(implementation)
+        console.print(Text(first), soft_wrap=True)
+        two_columns(console, [tuple(line.split(": ", 1)) for line in lines], 20)  # type: ignore[misc]
+    console.print()
+
+
+def two_columns(console: Console, rows: Sequence[tuple[str, str]], width: int) -> None:
+    """Names on the left, their meaning on the right, folded beside them."""
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False, show_edge=False)
+    grid.add_column(width=width, overflow="fold")
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        grid.add_row(Text(name), Text(text))
+    console.print(grid)
+
+
+def threads(report: Report) -> str:
+    """Threads the implementation may use."""
+    return "1" if report.settings.isolate else environment()["threads"]
+
+
+def implementation_lines(implementation: Implementation) -> Iterable[str]:
+    """Name and framework, then one line for each operation: what it takes and declares."""
+    about = implementation.description
+    version = about.versions.get(about.framework, "")
+    yield f"{about.name}  {about.framework} {version}"
+    for operation, plan in about.plans.items():
+        changed = about.capabilities[operation].changed()
+        words = [f"takes {plan.mapping()}"] if plan.mapping() else ["takes arrays only"]
+        words += ["declares " + ", ".join(f"{k}={show(v)}" for k, v in changed.items())] if changed else []
+        yield f"  {operation}: " + "; ".join(words)
+
+
+def show(value: Any) -> str:
+    """A capability's value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def table(console: Console, report: Report, implementation: Implementation) -> None:
+    """One line per law, one column per dtype: ok, the worst ratio, or the verdict."""
+    for operation in implementation.description.plans:
+        rows = [r for r in report.rows if r.implementation == implementation.name and r.law.operation == operation]
+        shown = [row for row in rows if row.verdict != "not_provided"]
+        if not shown:
+            continue
+        dtypes = [dtype for dtype in DTYPES if any(row.dtype == dtype for row in shown)]
+        grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        grid.add_column(Text(f"{operation}  ({implementation.name})"), overflow="fold", ratio=1)
+        for dtype in dtypes:
+            grid.add_column(dtype, justify="right", no_wrap=True)
+        for law in dict.fromkeys(row.law for row in shown):
+            cells = [cell(next((r for r in shown if r.law is law and r.dtype == d), None)) for d in dtypes]
+            grid.add_row(Text(law.name + (" (tentative)" if tentative(law) else "")), *cells)
+        console.print(grid)
+        console.print(Text(summary_line(rows, operation)), soft_wrap=True)
+        console.print()
+
+
+def cell(row: Row | None) -> Text:
+    """The shortest true word on one item."""
+    if row is None:
+        return Text("")
+    if row.verdict == "pass" and row.ratio > 0:
+        return Text(f"{row.ratio:.2g}", "green")
+    word = WORDS.get(row.verdict, row.verdict.upper() if row.verdict in RED else row.verdict)
+    return Text(word, COLOURS.get(row.verdict, "bold red"))
+
+
+def summary_line(rows: Sequence[Row], operation: str) -> str:
+    """'attention: 38 laws hold, 0 fail; not tested: window, sink (not provided); worst 0.31 of the budget'."""
+    by_law: dict[str, list[Row]] = {}
+    for row in rows:
+        by_law.setdefault(row.law.id, []).append(row)
+    red = sum(any(r.verdict in RED for r in mine) for mine in by_law.values())
+    good = sum(
+        any(r.verdict in ("pass", "xfail") for r in mine) and not any(r.verdict in RED for r in mine)
+        for mine in by_law.values()
+    )
+    parts = [f"{operation}: {good} law{'s' * (good != 1)} hold{'s' * (good == 1)}, {red} fail"]
+    for verdict, words in (("incomplete", "left open"), ("blocked", "blocked"), ("not_run", "not run")):
+        count = sum(all(r.verdict in (verdict, "not_provided") for r in mine) and any(r.verdict == verdict for r in mine)
+                    for mine in by_law.values())  # fmt: skip
+        if count:
+            parts.append(f"{count} {words}")
+    lacking = not_provided(rows)
+    if lacking:
+        parts.append(f"not tested: {', '.join(lacking)} (not provided)")
+    worst = max((row.ratio for row in rows), default=0.0)
+    if worst:
+        parts.append(f"worst {worst:.2g} of the budget")
+    return "; ".join(parts)
+
+
+def not_provided(rows: Sequence[Row]) -> list[str]:
+    """Keywords and features that kept laws from being run."""
+    words: dict[str, None] = {}
+    for row in rows:
+        if row.verdict == "not_provided":
+            for word in row.reason.removeprefix("needs ").split(", "):
+                words.setdefault(word)
+    order = [*OPERATIONS[rows[0].law.operation].options, *OPERATIONS[rows[0].law.operation].keywords] if rows else []
+    return sorted(words, key=lambda word: (order.index(word) if word in order else len(order), word))
+
+
+def failures(console: Console, report: Report, scripts: dict[str, tuple[str, str]]) -> None:
+    """Blocks for the failures, the most specific first, the rest of one cause folded to a count.
+
+    scripts: item id -> (script path, replay id).
+    """
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in report.rows:
+        if row.verdict in (*RED, "suite_error"):
+            groups.setdefault((row.implementation, row.law.operation), []).append(row)
+    for rows in groups.values():
+        laws = list(dict.fromkeys(row.law for row in sorted(rows, key=rank)))
+        for law in laws[:BLOCKS]:
+            mine = [row for row in rows if row.law is law]
+            block(console, mine[0], [row.dtype for row in mine[1:]], scripts.get(mine[0].id, ("", "")))
+        if laws[BLOCKS:]:
+            names = ", ".join(law.name for law in laws[BLOCKS:])
+            lead = (
+                f"      and {len(laws) - BLOCKS} more laws of {laws[0].operation} fail for {rows[0].implementation}: "
+            )
+            console.print(Text(lead + names), soft_wrap=False)
+        console.print()
+
+
+def rank(row: Row) -> tuple[int, int]:
+    """Crashes and contracts, then metamorphic laws, gradients, the oracle; withheld ones last."""
+    order = {"contract": 0, "hygiene": 1, "metamorphic": 2, "gradient": 3, "oracle": 4}
+    return (5 if row.withheld else order[row.law.kind], len(row.failure.case.describe()) if row.failure else 0)
+
+
+def block(console: Console, row: Row, others: Sequence[str], script: tuple[str, str]) -> None:
+    """One failure as in the README."""
+    title = (
+        f"[bold red]{escape(row.verdict.upper())}[/]  {escape(row.law.id)}  {escape(row.implementation)}  {row.dtype}"
+    )
+    console.print(title, soft_wrap=True)
+    lines = [("law", f"{row.law.statement}  ({row.law.source})" if row.law.source else row.law.statement)]
+    if row.failure:
+        lines += failure_lines(row.failure)
+    if row.reason:
+        lines.append(("why", row.reason))
+    if others:
+        lines.append(("also", "fails in " + ", ".join(others)))
+    if script[0]:
+        lines.append(("script", script[0]))
+    if script[1]:
+        lines.append(("again", f"veriformer replay {script[1]}"))
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False, show_edge=False)
+    grid.add_column(width=9, justify="right", style="dim")
+    grid.add_column(overflow="fold")
+    for key, text in lines:
+        grid.add_row(key, Text(text))
+    console.print(grid)
+
+
+def failure_lines(failure: Failure) -> list[tuple[str, str]]:
+    """The case, what came, and the further calls where the law compares several."""
+    lines = [("case", failure.case.describe()), ("got", failure.message)]
+    for number, call in enumerate(failure.calls[1:3], 2):
+        line = call.case.describe()
+        if line != failure.calls[0].case.describe() and len(line) <= 240:
+            lines.append((f"call {number}", line))
+    return lines
+
+
+def summary(console: Console, report: Report) -> None:
+    """Counts per verdict, domains to declare, and what the exit code means."""
+    for line in report.missing:
+        console.print(Text(line, "yellow"))
+    for line in suggestions(report):
+        console.print(Text(line, "yellow"), soft_wrap=True)
+    counts = ", ".join(f"{n} {verdict.replace('_', ' ')}" for verdict, n in report.counts().items())
+    console.print(f"{counts or 'nothing was run'}  in {report.seconds:.1f} s")
+    meaning = {
+        0: "every law that applies holds",
+        1: "something is wrong",
+        3: "the suite itself is at fault; please report it",
+        4: "not everything asked for could be judged",
+    }
+    colour = {0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow")
+    console.print(f"[{colour}]{meaning[report.exit_code]}[/] (exit code {report.exit_code})")
+
+
+def suggestions(report: Report) -> list[str]:
+    """Lines about items that were mostly refused, with a declaration to paste where one explains it."""
+    lines: dict[str, None] = {}
+    for row in report.rows:
+        if row.verdict == "incomplete" and row.refused:
+            hint = declaration(row)
+            tail = f"; if that is meant: {hint}" if hint else ""
+            lines.setdefault(f"{row.implementation} {row.law.id} {row.dtype}: {row.reason}{tail}")
+    return list(lines)[:12]
+
+
+def declaration(row: Row) -> str:
+    """A declaration that would take the refused cases out of the domain, or an empty string."""
+    name = row.law.name
+    if "grouped" in name:
+        return "--declare grouped_heads=false"
+    if row.law.needs & {"mask"} and "causal" in row.law.needs:
+        return "--declare causal_with_mask=false"
+    return ""

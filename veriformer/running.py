@@ -1,0 +1,409 @@
+"""Run one item (one law, one implementation, one dtype): pinned cases, search, reduction, verdict."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from veriformer.boundary import Interrupts
+from veriformer.calling import UsageError
+from veriformer.case import Case, literal_case
+from veriformer.declarations import Expected
+from veriformer.expect import Broken, Refused, Trial, recording
+from veriformer.law import Domain, Law
+from veriformer.reduce import smallest
+from veriformer.subject import Implementation, Subject
+
+EFFORTS = {"smoke": (0, 0), "ci": (50, 15), "deep": (2000, 500)}
+"""Searched cases in the main dtype and in each other one; the pinned cases come on top."""
+
+VERDICTS = (
+    "pass",
+    "fail",
+    "error",
+    "crash",
+    "timeout",
+    "incomplete",
+    "undetermined",
+    "blocked",
+    "not_provided",
+    "not_run",
+    "xfail",
+    "xpass",
+    "suite_error",
+)
+_VERDICT_OF = {"raised": "error", "crash": "crash", "timeout": "timeout"}
+
+
+@dataclass
+class Failure:
+    """The minimal failing arguments and what they show."""
+
+    kind: str
+    message: str
+    facts: dict[str, Any]
+    arguments: tuple[Any, ...]
+    calls: tuple[Any, ...]
+    origin: str
+    tries: int = 0
+
+    @property
+    def case(self) -> Case:
+        """The case of the failing attempt."""
+        return self.arguments[0]  # type: ignore[no-any-return]
+
+
+@dataclass
+class Row:
+    """The verdict on one item and the counts behind it."""
+
+    law: Law
+    implementation: str
+    dtype: str
+    verdict: str = "not_run"
+    reason: str = ""
+    cases: int = 0
+    judged: int = 0
+    refused: int = 0
+    vacuous: int = 0
+    masked: int = 0
+    undetermined: int = 0
+    ratio: float = 0.0
+    seconds: float = 0.0
+    refusal: str = ""
+    refused_sizes: list[dict[str, Any]] = field(default_factory=list)
+    failure: Failure | None = None
+    expected: Expected | None = None
+    withheld: bool = False
+    search: str = "done"
+
+    @property
+    def id(self) -> str:
+        """`law[implementation-dtype]`."""
+        return f"{self.law.id}[{self.implementation}-{self.dtype}]"
+
+
+class _Stop(BaseException):
+    """Ends a search at its first failure; a BaseException passes straight through Hypothesis."""
+
+
+class _OutOfTime(BaseException):
+    """Ends a search when the run's time is over."""
+
+
+@dataclass
+class Item:
+    """One law bound to one implementation and dtype. `run()` gives its `Row`."""
+
+    law: Law
+    implementation: Implementation
+    dtype: str
+    effort: str = "ci"
+    seed: int = 0
+    deadline: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self.domain: Domain = self.implementation.domain(self.law.operation, self.dtype)
+
+    @property
+    def id(self) -> str:
+        """`law[implementation-dtype]`."""
+        return f"{self.law.id}[{self.implementation.name}-{self.dtype}]"
+
+    def run(self) -> Row:
+        """Judge the item; only a real interrupt of the user leaves early."""
+        start = time.monotonic()
+        row = Row(self.law, self.implementation.name, self.dtype)
+        try:
+            with Interrupts.watched():
+                self._run(row)
+        except UsageError:
+            raise
+        except Exception:
+            row.verdict, row.reason = "suite_error", traceback.format_exc()
+        row.seconds = time.monotonic() - start
+        return row
+
+    def _run(self, row: Row) -> None:
+        missing = self.law.missing(self.domain)
+        if missing:
+            row.verdict, row.reason = "not_provided", "needs " + ", ".join(missing)
+            return
+        expected = self._expected()
+        excluded = [e for e in expected if e.where]
+        blind = [e for e in expected if not e.where]
+        known = self._check_expected(row, expected)
+        if not blind:
+            self._judge(row, excluded)
+        else:
+            row.search = "off: " + blind[0].reason
+        if row.verdict == "not_run":
+            row.verdict, row.reason = verdict_of(row)
+        if known and row.verdict in ("pass", "incomplete", "undetermined"):
+            row.verdict, row.reason = known
+
+    def _judge(self, row: Row, excluded: Sequence[Expected]) -> None:
+        found = self._pinned(row, excluded) or self._search(row, excluded)
+        if found is None:
+            return
+        arguments, broken, origin = found
+        tries = 0
+        if broken.kind != "not repeatable":
+            arguments, broken, tries = smallest(arguments, broken, self._attempt_quietly)
+        row.failure = self._failure(arguments, broken, origin, tries)
+        row.verdict = _VERDICT_OF.get(broken.kind, "fail")
+
+    def _failure(self, arguments: tuple[Any, ...], broken: Broken, origin: str, tries: int) -> Failure:
+        """Make the last attempt once more, so that its calls are on record."""
+        with recording(keep=True) as trial:
+            again = self._broken(arguments)
+        shown = again if again is not None and again.kind == broken.kind else broken
+        return Failure(shown.kind, shown.message, shown.facts, arguments, tuple(trial.calls), origin, tries)
+
+    def _broken(self, arguments: tuple[Any, ...]) -> Broken | None:
+        return attempt(self.law, self.implementation, self.dtype, arguments)
+
+    def _attempt_quietly(self, arguments: tuple[Any, ...]) -> Broken | None:
+        """For the reducer, whose candidates may be refused or may not suit the law."""
+        with recording():
+            try:
+                return self._broken(arguments)
+            except Exception:
+                return None
+
+    def _attempt(self, row: Row, arguments: tuple[Any, ...], excluded: Sequence[Expected]) -> Broken | None:
+        """One counted attempt. Raises _OutOfTime when the run's time is over."""
+        if time.monotonic() > self.deadline:
+            raise _OutOfTime
+        if any(holds(e.where, arguments[0], self.dtype) for e in excluded):
+            row.masked += 1
+            return None
+        row.cases += 1
+        with recording() as trial:
+            try:
+                broken = self._broken(arguments)
+            except Refused as refused:
+                row.refused += 1
+                row.refusal = row.refusal or str(refused)
+                return None
+        count(row, trial)
+        return broken
+
+    def _pinned(self, row: Row, excluded: Sequence[Expected]) -> tuple[Any, Broken, str] | None:
+        try:
+            for number, arguments in enumerate(self.law.pinned(self.domain)):
+                broken = self._attempt(row, arguments, excluded)
+                if broken:
+                    return self._repeated(arguments, broken, f"pinned {number + 1}")
+        except _OutOfTime:
+            row.search = "cut short: time is over"
+        return None
+
+    def _repeated(self, arguments: Any, broken: Broken, origin: str) -> tuple[Any, Broken, str]:
+        """A failure that does not come again is reported as that."""
+        for _ in range(3):
+            if self._attempt_quietly(arguments) is not None:
+                return arguments, broken, origin
+        said = f"{broken.message}; the same case passed when it was run again"
+        return arguments, Broken("not repeatable", said, **broken.facts), origin
+
+    def _search(self, row: Row, excluded: Sequence[Expected]) -> tuple[Any, Broken, str] | None:
+        main = self.dtype == self.implementation.main_dtype(self.law.operation)
+        budget = EFFORTS[self.effort][0 if main else 1]
+        if not budget or row.search != "done":
+            return None
+        found: list[tuple[Any, Broken]] = []
+
+        def body(arguments: tuple[Any, ...]) -> None:
+            before = row.judged + row.undetermined + row.refused + row.masked
+            broken = self._attempt(row, arguments, excluded)
+            if broken:
+                found.append((arguments, broken))
+                raise _Stop
+            if row.judged + row.undetermined + row.refused + row.masked == before:
+                hypothesis.reject()
+
+        seed = zlib.crc32(f"{self.law.id} {self.dtype} {self.seed}".encode())
+        try:
+            hypothesis.seed(seed)(_settings(budget)(given(self.law.strategy(self.domain))(body)))()
+        except _Stop:
+            arguments, broken = found[0]
+            return self._repeated(arguments, broken, f"search, seed {self.seed}")
+        except _OutOfTime:
+            row.search = "cut short: time is over"
+        except Unsatisfiable:
+            row.search = "no suitable cases"
+        return None
+
+    def _expected(self) -> list[Expected]:
+        mine = [e for e in self.implementation.description.expected if e.law == self.law.id]
+        return [e for e in mine if awake(e, self.dtype, self.implementation.description.versions)]
+
+    def _check_expected(self, row: Row, expected: Sequence[Expected]) -> tuple[str, str] | None:
+        """Run the pinned case of each entry: xfail while it fails, xpass when it no longer does."""
+        state: tuple[str, str] | None = None
+        for entry in expected:
+            row.expected = entry
+            if entry.case is None:
+                raise UsageError(f"Expected({entry.law!r}) needs a pinned case")
+            try:
+                case = literal_case(self.law.operation, entry.case, self.dtype)
+            except ValueError as error:
+                raise UsageError(f"Expected({entry.law!r}): {error}") from error
+            others = [recipe.examples(self.domain)[0] for name, recipe in self.law.recipes.items() if name != "case"]
+            with recording():
+                broken = self._broken((case, *others))
+            if broken is None:
+                return "xpass", f"no longer fails; remove this entry: {entry.reason}"
+            state = ("xfail", entry.reason)
+        return state
+
+
+def attempt(law: Law, implementation: Implementation, dtype: str, arguments: tuple[Any, ...]) -> Broken | None:
+    """Try a law once; Refused passes through."""
+    subjects = [Subject(implementation, name, dtype) for name in (law.operation, *law.also)]
+    try:
+        with np.errstate(all="ignore"):
+            law.function(*subjects, *arguments)
+    except Broken as broken:
+        return broken
+    return None
+
+
+def _settings(examples: int) -> Any:
+    return settings(
+        max_examples=examples,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        derandomize=False,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+
+
+def count(row: Row, trial: Trial) -> None:
+    """Add what an attempt judged to the row."""
+    row.judged += trial.judged
+    row.undetermined += trial.undetermined
+    row.vacuous += not (trial.judged or trial.undetermined)
+    row.ratio = max(row.ratio, trial.ratio)
+
+
+def verdict_of(row: Row) -> tuple[str, str]:
+    """pass, undetermined or incomplete, from the counts of an item without a failure."""
+    if row.search.startswith("cut short"):
+        return "not_run" if not row.judged else "incomplete", "time limit"
+    if row.cases and row.refused * 2 > row.cases:
+        return "incomplete", f"{row.refused} of {row.cases} cases refused: {row.refusal}"
+    if row.judged:
+        return "pass", ""
+    if row.undetermined:
+        return "undetermined", "every case is too ill-conditioned to judge"
+    return "incomplete", "no case was judged"
+
+
+def awake(entry: Expected, dtype: str, versions: Any) -> bool:
+    """Whether the conditions of an expected failure hold here.
+
+    Raises UsageError for a version condition that cannot be read.
+    """
+    for key, wanted in entry.when.items():
+        if key == "dtype":
+            if dtype not in re.split(r"[,\s]+", wanted):
+                return False
+            continue
+        try:
+            specifier = SpecifierSet(wanted)
+        except InvalidSpecifier:
+            raise UsageError(f"Expected({entry.law!r}): when {key}={wanted!r} is no version condition") from None
+        if key not in versions or not specifier.contains(versions[key].split("+")[0], prereleases=True):
+            return False
+    return True
+
+
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
+
+
+def holds(condition: str, case: Case, dtype: str) -> bool:
+    """Whether a `where` condition over keywords, options and sizes holds, e.g. "causal and scale <= 0".
+
+    Raises UsageError for anything but names, numbers, comparisons, and, or, not.
+    """
+    names: dict[str, Any] = {"dtype": dtype, **{word: case[word] for word in case.table.keywords}, **case.sizes()}
+    names |= {name: name in case.arrays for name in case.table.options}
+    try:
+        return bool(_evaluate(ast.parse(condition, mode="eval").body, names))
+    except (SyntaxError, KeyError) as error:
+        raise UsageError(f"where={condition!r} cannot be read ({error}); names are {', '.join(names)}") from None
+
+
+def _evaluate(node: ast.AST, names: dict[str, Any]) -> Any:
+    if isinstance(node, ast.BoolOp):
+        parts = (_evaluate(part, names) for part in node.values)
+        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+    if isinstance(node, ast.UnaryOp):
+        value = _evaluate(node.operand, names)
+        return not value if isinstance(node.op, ast.Not) else -value
+    if isinstance(node, ast.Compare):
+        return _compare(node, names)
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.Constant):
+        return node.value
+    raise KeyError(type(node).__name__)
+
+
+def _compare(node: ast.Compare, names: dict[str, Any]) -> bool:
+    values = [_evaluate(part, names) for part in (node.left, *node.comparators)]
+    for op, left, right in zip(node.ops, values[:-1], values[1:], strict=True):
+        if left is None or right is None:
+            if not isinstance(op, (ast.Eq, ast.NotEq)) or not _OPERATORS[type(op)](left, right):
+                return False
+        elif not _OPERATORS[type(op)](left, right):
+            return False
+    return True
+
+
+def items(
+    laws: Sequence[Law],
+    implementations: Sequence[Implementation],
+    effort: str,
+    seed: int,
+    deadline: float,
+    dtypes: Sequence[str] = (),
+) -> Iterator[Item]:
+    """Every item, in the order to run: main dtypes first, and contract roots before all else."""
+    for implementation in implementations:
+        pairs = [(op, dtype) for op in implementation.description.plans for dtype in implementation.dtypes(op)]
+        pairs.sort(key=lambda pair: pair[1] != implementation.main_dtype(pair[0]))
+        for operation, dtype in pairs:
+            if not dtypes or dtype in dtypes:
+                mine = [law for law in laws if law.operation == operation]
+                for law in sorted(mine, key=lambda law: not law.root):
+                    yield Item(law, implementation, dtype, effort, seed, deadline)
+
+
+def block(item: Item, root: Row) -> Row:
+    """The row of an item that cannot be judged because a contract root does not hold."""
+    return Row(item.law, item.implementation.name, item.dtype, "blocked", f"{root.law.id} does not hold")
+
+
+__all__ = ["EFFORTS", "VERDICTS", "Failure", "Item", "Row", "block", "items", "verdict_of"]

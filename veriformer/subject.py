@@ -1,0 +1,137 @@
+"""An operation under test as a law sees it: a case in, float64 out, with the reference beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from veriformer import oracle
+from veriformer.boundary import Outcome, Request
+from veriformer.budgets import Bound, Precision
+from veriformer.case import Case
+from veriformer.expect import Broken, Refused, current
+from veriformer.law import Domain
+from veriformer.operations import OPERATIONS
+from veriformer.targets import Description, Options
+
+Caller = Callable[[str, str, Request], Outcome]
+"""(implementation name, operation, request) -> outcome, in process or in a worker."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A description and the way to call it; target and options are what the user wrote, if anything."""
+
+    description: Description
+    call: Caller
+    target: str = ""
+    options: Options = field(default_factory=Options)
+
+    @property
+    def name(self) -> str:
+        """The name in ids and reports."""
+        return self.description.name
+
+    def dtypes(self, operation: str) -> tuple[str, ...]:
+        """The dtypes to judge in."""
+        return self.description.capabilities[operation].dtypes or self.description.default_dtypes
+
+    def main_dtype(self, operation: str) -> str:
+        """float32, else the first declared."""
+        dtypes = self.dtypes(operation)
+        return "float32" if "float32" in dtypes else dtypes[0]
+
+    def domain(self, operation: str, dtype: str) -> Domain:
+        """What may be drawn for one operation in one dtype."""
+        about = self.description
+        return Domain.of(
+            operation,
+            dtype,
+            about.plans[operation],
+            about.capabilities[operation],
+            framework=about.framework,
+            others=tuple(about.plans),
+        )
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call made during an attempt, kept for the report and the script."""
+
+    operation: str
+    case: Case
+    outcome: Outcome
+    gradient: tuple[str, ...] | None = None
+    cotangents: tuple[Any, ...] = ()
+
+
+class Subject:
+    """One operation of one implementation in one dtype.
+
+    Calling it raises Refused where the implementation declines the case, and Broken where it
+    raises, crashes, hangs, or returns something of the wrong type or shape.
+    """
+
+    def __init__(self, implementation: Implementation, operation: str, dtype: str) -> None:
+        self.implementation, self.operation, self.dtype = implementation, operation, dtype
+        self.domain = implementation.domain(operation, dtype)
+        self.capabilities = self.domain.capabilities
+        self.precision = Precision.of(self.capabilities, dtype)
+
+    @property
+    def largest(self) -> float:
+        """The dtype's largest number."""
+        return float(self.precision.largest)
+
+    def outcome(self, case: Case, gradient: tuple[str, ...] | None = None, cotangents: tuple[Any, ...] = ()) -> Outcome:
+        """Everything that came of one call; shape and dtype are not judged here."""
+        case = case.as_operation(self.operation)
+        request = Request(case.arrays, case.keywords, case.dtype, case.layout, gradient, cotangents)
+        outcome = self.implementation.call(self.implementation.name, self.operation, request)
+        current().calls.append(Call(self.operation, case, outcome, gradient, cotangents))
+        if outcome.kind == "refused":
+            raise Refused(outcome.message)
+        if outcome.kind != "ok":
+            raise Broken(outcome.kind, outcome.message)
+        return outcome
+
+    def __call__(self, case: Case) -> Any:
+        """The result as a float64 array, or a tuple where the operation has several."""
+        outcome = self.outcome(case)
+        for name, result, shape in zip(self.results, outcome.results, oracle.shapes(case), strict=True):
+            if result.shape != shape:
+                raise Broken("shape", f"{name} has shape {result.shape}, wanted {shape}")
+        return outcome.results if len(outcome.results) > 1 else outcome.results[0]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the results."""
+        return OPERATIONS[self.operation].results
+
+    def reference(self, case: Case) -> Any:
+        """The float64 reference with its error budget, under the declared conventions.
+
+        A `Bound`, or a tuple of them where the operation has several results.
+        """
+        bounds = self.bounds(case)
+        return bounds if len(bounds) > 1 else bounds[0]
+
+    def bounds(self, case: Case) -> tuple[Bound, ...]:
+        """The reference of every result, always as a tuple."""
+        return oracle.bounds(case.as_operation(self.operation), self.capabilities, self.precision)
+
+    def budget(self, case: Case) -> np.ndarray:
+        """The error budget of the first result."""
+        return self.bounds(case)[0].allowed
+
+    def gradients(self, case: Case, names: tuple[str, ...], cotangent: np.ndarray | None = None) -> dict[str, Any]:
+        """Vector-Jacobian products by the framework's autodiff, for ones or the given cotangent.
+
+        The cotangent belongs to the first result. An entry is None where no gradient came.
+        """
+        shapes = oracle.shapes(case.as_operation(self.operation))
+        first = np.ones(shapes[0]) if cotangent is None else cotangent
+        return self.outcome(case, names, (first, *[None] * (len(shapes) - 1))).gradients

@@ -1,0 +1,279 @@
+"""From the words a user types to functions with call plans: `OPERATION=module:attribute` and its kin."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from veriformer.boundary import Boundary
+from veriformer.calling import CallPlan, UsageError, nearest, plan_call
+from veriformer.declarations import Capabilities, Expected, Fault
+from veriformer.frameworks import framework_named, framework_of
+from veriformer.operations import OPERATIONS
+
+GROUP = "veriformer.implementations"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line or `conformance` says about a target."""
+
+    accepts: tuple[str, ...] | None = None
+    returns: tuple[str, ...] = ()
+    framework: str = ""
+    device: str = "cpu"
+    declare: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Description:
+    """An implementation as the judging side needs it: everything but the functions themselves."""
+
+    name: str
+    framework: str
+    default_dtypes: tuple[str, ...]
+    plans: Mapping[str, CallPlan]
+    capabilities: Mapping[str, Capabilities]
+    versions: Mapping[str, str]
+    expected: tuple[Expected, ...] = ()
+    fault: Fault | None = None
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """operation -> (module or path, expression in it), for a script that imports the function by itself."""
+
+
+@dataclass
+class Loaded:
+    """A description with the functions behind it."""
+
+    description: Description
+    boundaries: dict[str, Boundary]
+
+
+def load(target: str, options: Options, folder: str = "") -> list[Loaded]:
+    """Every implementation that a target names.
+
+    Raises UsageError, in one line with the nearest name, for an unknown operation, module, file,
+    attribute, variant or capability.
+    """
+    folder = folder or str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if "=" in target:
+        operation, place = target.split("=", 1)
+        return [_load_function(target, operation.strip(), place.strip(), options)]
+    registered = _registered()
+    name, _, variant = target.partition(":") if not Path(target).exists() else (target, "", "")
+    if name in registered and not Path(name).exists():
+        return _load_registered(name, variant, registered[name], options)
+    return _load_module(target, options)
+
+
+def load_functions(functions: Mapping[str, Callable[..., Any]], options: Options, name: str = "") -> Loaded:
+    """An implementation made of functions in memory, keyed by operation."""
+    for operation in functions:
+        _check_operation(operation)
+    first = next(iter(functions.values()))
+    module = sys.modules.get(getattr(first, "__module__", "") or "", None) or sys.modules["__main__"]
+    return _assemble(name or _name_of(first), dict(functions), module, options, {}, (), None, {})
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    module = getattr(function, "__module__", "") or ""
+    return f"{module}:{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _check_operation(operation: str) -> None:
+    if operation not in OPERATIONS:
+        raise UsageError(
+            f"unknown operation {operation!r}{nearest(operation, list(OPERATIONS))}; `veriformer list` shows all"
+        )
+
+
+def _registered() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+
+
+def registered_names() -> list[str]:
+    """Names registered under the entry-point group, sorted."""
+    return sorted(_registered())
+
+
+def _load_function(target: str, operation: str, place: str, options: Options) -> Loaded:
+    _check_operation(operation)
+    where, _, attribute = place.rpartition(":")
+    if not where or not attribute:
+        raise UsageError(f"target {target!r}: wanted OPERATION=module:attribute or OPERATION=path/file.py:attribute")
+    module = import_module(where)
+    function: Any = module
+    for part in attribute.split("."):
+        if not hasattr(function, part):
+            raise UsageError(f"{where} has no attribute {part!r}{nearest(part, _public(function))}")
+        function = getattr(function, part)
+    if not callable(function):
+        raise UsageError(f"{place} is a {type(function).__name__}, wanted something that can be called")
+    declared = getattr(module, "CAPABILITIES", {})
+    own = declared if operation in declared else {}
+    places = {operation: (where, attribute)}
+    return _assemble(place, {operation: function}, module, options, own, _expected(module, ""), None, places)
+
+
+def _load_registered(name: str, variant: str, point: importlib.metadata.EntryPoint, options: Options) -> list[Loaded]:
+    modules = point.load()
+    found: list[Loaded] = []
+    for place in [modules] if isinstance(modules, str) else modules:
+        tail = place.rpartition(".")[2].removeprefix(f"{name}_")
+        module = import_module(place)
+        for one in _from_module(module, name, options):
+            short = one.description.name
+            label = short if ":" in short else f"{name}:{tail}"
+            found.append(Loaded(replace(one.description, name=label), one.boundaries))
+    return _pick_variant(found, name, variant)
+
+
+def _load_module(target: str, options: Options) -> list[Loaded]:
+    path, _, variant = target.partition(":")
+    module = import_module(path)
+    return _pick_variant(_from_module(module, path, options), path, variant)
+
+
+def _pick_variant(found: list[Loaded], name: str, variant: str) -> list[Loaded]:
+    if not variant:
+        return found
+    chosen = [one for one in found if one.description.name == f"{name}:{variant}"]
+    if not chosen:
+        names = [one.description.name.partition(":")[2] for one in found if ":" in one.description.name]
+        raise UsageError(f"{name} has no variant {variant!r}{nearest(variant, names)}")
+    return chosen
+
+
+def import_module(place: str) -> ModuleType:
+    """The module at a dotted name or a path; the path's folder joins the import path.
+
+    Raises UsageError where there is none, or where importing it fails.
+    """
+    if place.endswith(".py"):
+        return _import_file(Path(place))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and (place == error.name or place.startswith(error.name + ".")):
+            names = [*registered_names(), *_neighbours()]
+            raise UsageError(f"no module, file or registered name {place!r}{nearest(place, names)}") from None
+        raise UsageError(f"importing {place} failed: {error}") from error
+    except Exception as error:
+        raise UsageError(f"importing {place} failed: {type(error).__name__}: {error}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        names = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UsageError(f"no file {path}{nearest(str(path), names)}")
+    parent = str(path.parent.resolve())
+    if parent not in sys.path:
+        sys.path.insert(0, parent)
+    name = f"veriformer_target_{path.stem}_{abs(hash(str(path.resolve())))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UsageError(f"importing {path} failed: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _neighbours() -> list[str]:
+    return [p.stem for p in Path.cwd().glob("*.py")] + [
+        p.name for p in Path.cwd().iterdir() if (p / "__init__.py").exists()
+    ]
+
+
+def _public(owner: Any) -> list[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]
+
+
+def _from_module(module: ModuleType, name: str, options: Options) -> list[Loaded]:
+    variants = getattr(module, "VARIANTS", None)
+    if variants is None:
+        functions = {op: vars(module)[op] for op in OPERATIONS if callable(vars(module).get(op))}
+        if not functions:
+            raise UsageError(
+                f"{name} defines no function named like an operation ({', '.join(OPERATIONS)}); "
+                f"name one with OPERATION={name}:attribute"
+            )
+        variants = {"": functions}
+    declared, faults = getattr(module, "CAPABILITIES", {}), getattr(module, "FAULTS", {})
+    found = []
+    for variant, functions in variants.items():
+        for operation in functions:
+            _check_operation(operation)
+        own = declared.get(variant, {k: v for k, v in declared.items() if k in OPERATIONS})
+        label = f"{name}:{variant}" if variant else name
+        where = name if name.endswith(".py") else module.__name__
+        places = {op: (where, f'VARIANTS["{variant}"]["{op}"]' if variant else op) for op in functions}
+        expected, fault = _expected(module, variant), faults.get(variant)
+        found.append(_assemble(label, functions, module, options, own, expected, fault, places))
+    return found
+
+
+def _expected(module: ModuleType, variant: str) -> tuple[Expected, ...]:
+    return tuple(e for e in getattr(module, "EXPECTED", ()) if not e.variants or variant in e.variants)
+
+
+def _assemble(
+    name: str,
+    functions: Mapping[str, Callable[..., Any]],
+    module: ModuleType,
+    options: Options,
+    declared: Mapping[str, Capabilities],
+    expected: tuple[Expected, ...],
+    fault: Fault | None,
+    places: Mapping[str, tuple[str, str]],
+) -> Loaded:
+    kind = options.framework or framework_of(next(iter(functions.values())), module)
+    try:
+        framework = framework_named(kind)
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"{name}: {error}") from error
+    boundaries, plans, capabilities = {}, {}, {}
+    for operation, function in functions.items():
+        plan = plan_call(function, operation, options.accepts, options.returns)
+        capability = _capability(operation, declared.get(operation, Capabilities()), options, plan)
+        boundaries[operation] = Boundary(function, plan, capability, framework)
+        plans[operation], capabilities[operation] = plan, capability
+    description = Description(
+        name,
+        framework.name,
+        framework.default_dtypes,
+        plans,
+        capabilities,
+        framework.versions(),
+        expected,
+        fault,
+        places,
+    )
+    return Loaded(description, boundaries)
+
+
+def _capability(operation: str, declared: Capabilities, options: Options, plan: CallPlan) -> Capabilities:
+    try:
+        capability = Capabilities.parse(options.declare, declared)
+    except ValueError as error:
+        raise UsageError(f"{operation}: {error}") from error
+    return replace(capability, mask_with_bias=False) if plan.exclusive() else capability
+
+
+def words(values: Sequence[str]) -> tuple[str, ...]:
+    """The parts of comma-separated words, without blanks."""
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
