@@ -26,6 +26,10 @@ REFUSALS = (NotImplementedError, ValueError, RuntimeError, AssertionError, TypeE
 """Exceptions that decline a case cleanly; any other one is an error of the implementation."""
 
 
+class WrongType(Exception):
+    """Something other than the operation's results came back."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One call. gradient: names of the arrays to differentiate by, or None for the forward pass only."""
@@ -128,10 +132,10 @@ class Boundary:
         try:
             with quiet():
                 returned = self.function(*positional, **named)
-                results, trouble = self._results(returned)
-                if trouble:
-                    return Outcome("type", trouble)
+                results = self._results(returned)
                 gradients = self._gradients(request, results, natives) if request.gradient is not None else {}
+        except WrongType as error:
+            return Outcome("type", str(error))
         except REFUSALS as error:
             return Outcome("refused", describe_error(error))
         except BaseException as error:
@@ -140,27 +144,26 @@ class Boundary:
             return Outcome("raised", describe_error(error))
         return self._read(results, natives, gradients)
 
-    def _results(self, returned: Any) -> tuple[list[Any], str]:
-        """The results in our order, or what is wrong with the types that came."""
-        wanted = len(self.plan.pick or OPERATIONS[self.plan.operation].results)
-        pick = self.plan.pick
-        if isinstance(returned, (tuple, list)):
-            if pick is None and wanted == 1:
-                return (
-                    [],
-                    f"returned a {type(returned).__name__} of {len(returned)}; if one of them is the result, say so with --returns out,lse",
-                )
-            if len(returned) <= max(pick or (wanted - 1,)):
-                return [], f"returned a {type(returned).__name__} of {len(returned)}, wanted {wanted} results"
-            results = [returned[i] for i in (pick or range(wanted))]
-        elif wanted > 1:
-            return [], f"returned {type(returned).__name__}, wanted a tuple of {wanted} results"
+    def _results(self, returned: Any) -> list[Any]:
+        """The results in our order. Raises WrongType where something else came."""
+        names, pick = OPERATIONS[self.plan.operation].results, self.plan.pick
+        several, kind = isinstance(returned, (tuple, list)), type(returned).__name__
+        if several and pick is None and len(names) == 1:
+            said = f"returned a {kind} of {len(returned)}, wanted one array"
+            raise WrongType(f"{said}; if it is among them, say where with --returns out,lse")
+        if not several and (pick is not None or len(names) > 1):
+            raise WrongType(f"returned {kind}, wanted a tuple: {', '.join(names)}")
+        if several:
+            places = pick or tuple(range(len(names)))
+            if len(returned) <= max(places):
+                raise WrongType(f"returned a {kind} of {len(returned)}, wanted at least {max(places) + 1}")
+            results = [returned[i] for i in places]
         else:
             results = [returned]
         for result in results:
             if not self.framework.is_array(result):
-                return [], f"returned {type(result).__name__}, wanted an array of {self.framework.name}"
-        return results, ""
+                raise WrongType(f"returned {type(result).__name__}, wanted an array of {self.framework.name}")
+        return results
 
     def _gradients(self, request: Request, results: list[Any], natives: dict[str, Any]) -> dict[str, Any]:
         cotangents = [

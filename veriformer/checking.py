@@ -15,7 +15,7 @@ from veriformer.declarations import DTYPES
 from veriformer.isolate import Remote, WorkerLost
 from veriformer.law import Law, find_laws
 from veriformer.operations import OPERATIONS
-from veriformer.running import EFFORTS, Item, Row, block, items
+from veriformer.running import EFFORTS, FIRST, Item, Row, block, items
 from veriformer.subject import Implementation
 from veriformer.targets import Loaded, Options, load, load_functions
 
@@ -196,6 +196,7 @@ class Turn:
     def __init__(self) -> None:
         self.roots: dict[tuple[str, str, str], Row] = {}
         self.oracles: set[tuple[str, str, str]] = set()
+        self.ended: dict[tuple[str, str, str], frozenset[str]] = {}
 
     def run(self, item: Item) -> Row:
         """Run an item unless a contract root of the same operation and dtype does not hold."""
@@ -204,8 +205,12 @@ class Turn:
             return block(item, self.roots[place])
         if time.monotonic() > item.deadline:
             return Row(item.law, item.implementation.name, item.dtype, "not_run", "time limit")
+        item.reduced = self.ended.get(place, frozenset())
         row = item.run()
-        if row.law.root and row.verdict in ("fail", "error", "crash", "timeout"):
+        if row.verdict in ("crash", "timeout"):
+            self.ended[place] = item.reduced | {row.verdict}
+        # a root that holds on the plainest case leaves the rest something to judge
+        if row.law.root and row.failure is not None and row.failure.origin == FIRST:
             self.roots[place] = row
         if row.law.kind == "oracle" and row.verdict in ("fail", "xfail"):
             self.oracles.add(place)

@@ -126,8 +126,10 @@ def installed(names: Sequence[str]) -> list[str]:
     return found
 
 
-def options_of(given: argparse.Namespace) -> Options:
+def options_of(given: Any) -> Options:
     """The options for targets, pyproject.toml's [tool.veriformer] declarations first.
+
+    given has declare, accepts, returns and framework as the command line gives them.
 
     Raises UsageError for a declaration without "=".
     """

@@ -93,13 +93,13 @@ def expect_close(
     if trial.note(got, wanted) or not got.size:
         return
     ratio = np.asarray(error_ratio(got, wanted, allowed, largest))
-    worst = np.unravel_index(int(np.argmax(np.where(np.isnan(ratio), np.inf, ratio))), got.shape)
+    index = place_of(int(np.argmax(np.where(np.isnan(ratio), np.inf, ratio))), got.shape)
+    worst = tuple(index)
     value = float(ratio[worst])
     if value <= 1:
         trial.ratio = max(trial.ratio, value)
         return
-    index = [int(i) for i in worst]
-    facts = {
+    facts: dict[str, Any] = {
         "index": index,
         "got": float(got[worst]),
         "wanted": float(wanted[worst]),
@@ -111,6 +111,11 @@ def expect_close(
     }
     finite = np.isfinite(facts["got"]) or not np.isfinite(facts["wanted"])
     raise Broken("value" if finite else "not finite", value_message(facts), **facts)
+
+
+def place_of(flat: int, shape: tuple[int, ...]) -> list[int]:
+    """The index of an element counted in C order."""
+    return [int(i) for i in np.unravel_index(flat, shape)]
 
 
 def value_message(facts: Mapping[str, Any]) -> str:
@@ -145,7 +150,7 @@ def expect_different(got: Any, other: Any, *, what: str) -> None:
     current().judged += got.size
     same = got == other
     if not current().note(got, other) and same.any():
-        index = [int(i) for i in np.unravel_index(int(np.argmax(same)), got.shape)]
+        index = place_of(int(np.argmax(same)), got.shape)
         value = float(got[tuple(index)])
         raise Broken(
             "no influence",
@@ -164,7 +169,7 @@ def expect_finite(got: Any, *, what: str = "") -> None:
     current().judged += got.size
     wrong = ~np.isfinite(got)
     if not current().note(got) and wrong.any():
-        index = [int(i) for i in np.unravel_index(int(np.argmax(wrong)), got.shape)]
+        index = place_of(int(np.argmax(wrong)), got.shape)
         value = float(got[tuple(index)])
         lead = f"{what} " if what else ""
         raise Broken(

@@ -98,9 +98,9 @@ class Numpy:
 
     def state(self) -> dict[str, Any]:
         """Global state that a call must not change."""
-        kind, keys, position, *_ = np.random.get_state()
+        kind, keys, position, *_ = np.random.get_state(legacy=True)
         return {
-            "numpy's random state": (kind, keys.tobytes(), position),
+            "numpy's random state": (kind, np.asarray(keys).tobytes(), position),
             "numpy's error handling": tuple(sorted(np.geterr().items())),
             "Python's random state": random.getstate(),
         }

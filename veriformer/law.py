@@ -94,7 +94,7 @@ class Law:
 
     def missing(self, domain: Domain) -> list[str]:
         """What the law needs and the implementation does not provide."""
-        lacking = [word for word in sorted(self.needs) if not domain.provides(word)]
+        lacking = [word for word in sorted(self.needs) if not any(map(domain.provides, word.split(" or ")))]
         return lacking + [f"operation {name}" for name in self.also if name not in domain.others]
 
     def pinned(self, domain: Domain) -> list[tuple[Any, ...]]:

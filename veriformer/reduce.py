@@ -55,7 +55,7 @@ def visibility(broken: Broken) -> float:
     got, wanted = broken.facts.get("got"), broken.facts.get("wanted")
     if got is None or wanted is None or not (math.isfinite(got) and math.isfinite(wanted)):
         return 1.0
-    return abs(got - wanted) / max(abs(got), abs(wanted), 1e-300)
+    return float(abs(got - wanted) / max(abs(got), abs(wanted), 1e-300))
 
 
 def surprises(arguments: Arguments) -> int:
@@ -127,23 +127,23 @@ def smaller_sizes(case: Case) -> Iterator[Case]:
                 yield keep_attention(case, axis, kept)
         return
     x = case["x"]
-    for axis, length in enumerate(x.shape):
+    for place, length in enumerate(x.shape):
         for kept in fewer(length):
-            yield keep_plain(case, axis, kept)
-    for axis, length in enumerate(x.shape):
-        if (
-            length == 1
-            and x.ndim > 1
-            and (last := case["axis"] if "axis" in case.table.keywords else -1) % x.ndim != axis
-        ):
-            smaller = x.reshape([n for i, n in enumerate(x.shape) if i != axis])
-            moved = case.with_arrays(x=smaller)
-            place = last % x.ndim
-            yield (
-                moved.with_keywords(axis=place - (axis < place) - smaller.ndim)
-                if "axis" in case.table.keywords
-                else moved
-            )
+            yield keep_plain(case, place, kept)
+    yield from fewer_axes(case)
+
+
+def fewer_axes(case: Case) -> Iterator[Case]:
+    """An axis of length 1 taken away, unless it is the one that the operation reduces."""
+    x = case["x"]
+    if x.ndim == 1:
+        return
+    has_axis = "axis" in case.table.keywords
+    reduced = (case["axis"] if has_axis else -1) % x.ndim
+    for place, length in enumerate(x.shape):
+        if length == 1 and place != reduced:
+            smaller = case.with_arrays(x=x.squeeze(place))
+            yield smaller.with_keywords(axis=reduced - (place < reduced) - (x.ndim - 1)) if has_axis else smaller
 
 
 def fewer(length: int) -> Iterator[np.ndarray]:

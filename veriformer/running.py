@@ -45,6 +45,8 @@ VERDICTS = (
     "xpass",
     "suite_error",
 )
+FIRST = "pinned 1"
+"""Where a failure on the plainest case comes from."""
 _VERDICT_OF = {"raised": "error", "crash": "crash", "timeout": "timeout"}
 
 
@@ -114,6 +116,8 @@ class Item:
     effort: str = "ci"
     seed: int = 0
     deadline: float = float("inf")
+    reduced: frozenset[str] = frozenset()
+    """Kinds of failure that already have a minimal case for this operation, and are slow to provoke."""
 
     def __post_init__(self) -> None:
         self.domain: Domain = self.implementation.domain(self.law.operation, self.dtype)
@@ -161,7 +165,7 @@ class Item:
             return
         arguments, broken, origin = found
         tries = 0
-        if broken.kind != "not repeatable":
+        if broken.kind != "not repeatable" and broken.kind not in self.reduced:
             arguments, broken, tries = smallest(arguments, broken, self._attempt_quietly)
         row.failure = self._failure(arguments, broken, origin, tries)
         row.verdict = _VERDICT_OF.get(broken.kind, "fail")
@@ -214,6 +218,8 @@ class Item:
 
     def _repeated(self, arguments: Any, broken: Broken, origin: str) -> tuple[Any, Broken, str]:
         """A failure that does not come again is reported as that."""
+        if broken.kind in self.reduced:
+            return arguments, broken, origin
         for _ in range(3):
             if self._attempt_quietly(arguments) is not None:
                 return arguments, broken, origin

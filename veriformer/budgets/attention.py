@@ -45,7 +45,7 @@ def attention_with_lse(q: Array, k: Array, v: Array, *, precision: Precision, **
             + [weights rounded] u (Σ p_j |v_j| + |out|)                 probabilities
             + eta Σ (|v_j| + |out|)                                     underflow
         E_lse = log Σ p_j exp(x_j) + (g(n) + C) u_acc + C u_acc (|lse - max l| + |lse|)
-            + [unfused] u_mid (C |lse - max l| + 1 + |lse|)
+            + [unfused] u_mid (C |lse - max l| + |lse|) + [weights rounded] u
 
     The sums run over the visible keys and, for out, the sink, a key of value 0. The common normaliser
     cancels, hence v_j - out: constant values are nearly exact. x: `Logits.weights`.
@@ -171,7 +171,8 @@ def _lse_bound(piece: _Piece, p: Precision) -> Bound:
         terms = {
             "logits": log_mean_exp(weights, log_weights, x, -1)[..., 0],
             "sums": (p.g(logits.n[..., 0]) + C + C * (log_sum + size)) * p.u_acc,
-            "storage": p.u_store * (C * log_sum + 1 + size),
+            # The normaliser may be summed from the very weights that are rounded for the product with v.
+            "storage": p.u_store * (C * log_sum + size) + p.u_probability,
             "output": p.u_beside * size + p.eta_beside,
         }
     return _bound(lse, terms, logits.n[..., 0] > 0, logits.overflow)

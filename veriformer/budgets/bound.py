@@ -39,12 +39,12 @@ def error_ratio(computed: Array, value: Array, allowed: Array, largest: float) -
     largest: largest finite number of the dtype of `computed`.
     Source: the residual ratios of LAPACK's test suite, made componentwise.
     Edges: 0 where both are equal, both are the same infinity or both are NaN; inf where only one is
-    finite, or where nothing is allowed and they differ. Where value + allowed reaches `largest`,
-    infinity of its sign and `largest` count as the same. 0 where allowed is inf (undetermined): count
+    finite, or where nothing is allowed and they differ. Where a finite |value| + allowed reaches
+    `largest`, infinity of its sign and `largest` count as the same. 0 where allowed is inf (undetermined): count
     those with `undetermined`.
     """
     with np.errstate(all="ignore"):
-        over = np.abs(value) + allowed >= largest
+        over = np.isfinite(value) & (np.abs(value) + allowed >= largest)
         if over.any():
             computed = np.where(over, np.clip(computed, -largest, largest), computed)
             value = np.where(over, np.clip(value, -largest, largest), value)

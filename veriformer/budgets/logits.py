@@ -96,7 +96,8 @@ def _visible(q: Array, k: Array, keywords: Mapping[str, Any]) -> Array:
         visible = visible & keywords["mask"]
     if keywords["bias"] is not None:
         visible = visible & (keywords["bias"] != -np.inf)
-    return visible & np.ones((*q.shape[:3], k.shape[2]), dtype=bool)
+    spread: Array = visible & np.ones((*q.shape[:3], k.shape[2]), dtype=bool)
+    return spread
 
 
 def _scores(q: Array, k: Array, scale: float, visible: Array, p: Precision) -> tuple[Array, Array, Array]:

@@ -172,6 +172,7 @@ class Writer:
         self.report, self.folder, self.whole = report, folder, whole
         self.rows: dict[str, list[str]] = {one.name: [] for one in report.implementations}
         self.all: list[str] = []
+        self.finish()
 
     def add(self, row: Row, script: str = "", replay: str = "") -> None:
         """Add a row and rewrite the files it belongs to."""

@@ -51,7 +51,9 @@ def row_text(row: Row) -> str:
 def header(console: Console, report: Report) -> None:
     """Versions, settings, and each implementation with its mapping and capabilities."""
     about, settings = environment(), report.settings
-    console.print(f"[bold]veriformer {about['veriformer']}[/]  level {LEVEL}  effort {settings.effort}  seed {settings.seed}")
+    console.print(
+        f"[bold]veriformer {about['veriformer']}[/]  level {LEVEL}  effort {settings.effort}  seed {settings.seed}"
+    )
     console.print(f"Python {about['python']}  numpy {about['numpy']}  threads {threads(report)}")
     for implementation in report.implementations:
         first, *lines = implementation_lines(implementation)
@@ -126,27 +128,39 @@ def cell(row: Row | None) -> Text:
 
 def summary_line(rows: Sequence[Row], operation: str) -> str:
     """'attention: 38 laws hold, 0 fail; not tested: window, sink (not provided); worst 0.31 of the budget'."""
-    by_law: dict[str, list[Row]] = {}
-    for row in rows:
-        by_law.setdefault(row.law.id, []).append(row)
-    red = sum(any(r.verdict in RED for r in mine) for mine in by_law.values())
-    good = sum(
-        any(r.verdict in ("pass", "xfail") for r in mine) and not any(r.verdict in RED for r in mine)
-        for mine in by_law.values()
-    )
-    parts = [f"{operation}: {good} law{'s' * (good != 1)} hold{'s' * (good == 1)}, {red} fail"]
-    for verdict, words in (("incomplete", "left open"), ("blocked", "blocked"), ("not_run", "not run")):
-        count = sum(all(r.verdict in (verdict, "not_provided") for r in mine) and any(r.verdict == verdict for r in mine)
-                    for mine in by_law.values())  # fmt: skip
-        if count:
-            parts.append(f"{count} {words}")
+    words = law_words(rows)
+    good = words.count("holds")
+    parts = [f"{operation}: {good} law{'s' * (good != 1)} hold{'s' * (good == 1)}, {words.count('fails')} fail"]
+    parts += [f"{words.count(w)} {w}" for w in ("left open", "blocked", "not run") if w in words]
     lacking = not_provided(rows)
     if lacking:
         parts.append(f"not tested: {', '.join(lacking)} (not provided)")
+    refused, cases = sum(row.refused for row in rows), sum(row.cases for row in rows)
+    if refused:
+        parts.append(f"{refused} of {cases} cases refused")
     worst = max((row.ratio for row in rows), default=0.0)
     if worst:
         parts.append(f"worst {worst:.2g} of the budget")
     return "; ".join(parts)
+
+
+def law_words(rows: Sequence[Row]) -> list[str]:
+    """One word for each law, over all its dtypes: the most serious one."""
+    by_law: dict[str, set[str]] = {}
+    for row in rows:
+        by_law.setdefault(row.law.id, set()).add(row.verdict)
+    return [word for verdicts in by_law.values() if (word := one_word(verdicts))]
+
+
+def one_word(verdicts: set[str]) -> str:
+    """fails, left open, blocked, not run, holds, or nothing where the law does not apply."""
+    if verdicts & {*RED, "suite_error"}:
+        return "fails"
+    for verdict, word in (("incomplete", "left open"), ("undetermined", "left open"), ("blocked", "blocked"),
+                          ("not_run", "not run")):  # fmt: skip
+        if verdict in verdicts:
+            return word
+    return "holds" if verdicts & {"pass", "xfail"} else ""
 
 
 def not_provided(rows: Sequence[Row]) -> list[str]:

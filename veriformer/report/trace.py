@@ -59,7 +59,8 @@ def compare_of(row: Row, implementation: Implementation) -> Comparison | None:
     if base is None:
         return None
     place, constants = base
-    got, other = [], []
+    got: list[tuple[float, Element]] = []
+    other: list[tuple[float, Element]] = []
     for element in elements:
         seen = values_at(row, implementation, with_one(outcomes, element), place)
         if seen is None:
