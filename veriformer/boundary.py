@@ -76,6 +76,7 @@ class Interrupts:
             yield
             return
         before = signal.getsignal(signal.SIGINT)
+        cls.received = False
 
         def mark(number: int, frame: Any) -> None:
             cls.received = True
@@ -142,7 +143,10 @@ class Boundary:
             if isinstance(error, KeyboardInterrupt) and Interrupts.received:
                 raise
             return Outcome("raised", describe_error(error))
-        return self._read(results, natives, gradients)
+        try:
+            return self._read(results, natives, gradients)
+        except Exception as error:
+            return Outcome("type", f"the result cannot be read: {describe_error(error)}")
 
     def _results(self, returned: Any) -> list[Any]:
         """The results in our order. Raises WrongType where something else came."""
@@ -163,6 +167,8 @@ class Boundary:
         for result in results:
             if not self.framework.is_array(result):
                 raise WrongType(f"returned {type(result).__name__}, wanted an array of {self.framework.name}")
+            if not self.framework.holds_numbers(result):
+                raise WrongType(f"returned {type(result).__name__} of {result.dtype}, wanted plain real numbers")
         return results
 
     def _gradients(self, request: Request, results: list[Any], natives: dict[str, Any]) -> dict[str, Any]:

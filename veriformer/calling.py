@@ -50,7 +50,8 @@ class CallPlan:
 
     keywords: our word -> the parameter's name. grouped: the name of the flag for grouped heads.
     pick: where the results sit in a returned tuple, or None for a bare array. left: parameters that
-    keep their own defaults.
+    keep their own defaults. always: our words that are given in every call, since the function has
+    no default for them, or one that decides nothing (None).
     """
 
     operation: str
@@ -58,6 +59,7 @@ class CallPlan:
     grouped: str = ""
     pick: tuple[int, ...] | None = None
     left: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
 
     @property
     def accepts(self) -> frozenset[str]:
@@ -97,7 +99,7 @@ def plan_call(
     table = OPERATIONS[operation]
     pick = pick_results(table, returns)
     if accepts is not None:
-        return _plan(table, list(accepts), [], pick, strict=True)
+        return _plan(table, list(accepts), [], pick, open_ended=accepts, strict=True)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):
@@ -130,11 +132,19 @@ def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick:
                 f"{table.name}: parameter {parameter.name!r} has no default and no known meaning"
                 f"{nearest(parameter.name, words)}"
             )
-    return _plan(table, named, left, pick)
+    bare = [p.name for p in rest if p.default is p.empty]
+    open_ended = [p.name for p in rest if p.default is None]
+    return _plan(table, named, left, pick, bare, open_ended)
 
 
 def _plan(
-    table: Operation, names: list[str], left: list[str], pick: tuple[int, ...] | None, strict: bool = False
+    table: Operation,
+    names: list[str],
+    left: list[str],
+    pick: tuple[int, ...] | None,
+    bare: Sequence[str] = (),
+    open_ended: Sequence[str] = (),
+    strict: bool = False,
 ) -> CallPlan:
     keywords: dict[str, str] = {}
     for name in names:
@@ -146,7 +156,10 @@ def _plan(
             keywords.setdefault(ours, name)
     order = [*table.options, *table.keywords]
     keywords = {ours: keywords[ours] for ours in order if ours in keywords}
-    return CallPlan(table.name, keywords, GROUPED if GROUPED in names else "", pick, tuple(left))
+    # without a default of its own the function needs ours; where its default is None, ours says more if there is one
+    definite = [ours for ours, value in table.keywords.items() if value is not None]
+    always = [o for o, theirs in keywords.items() if theirs in bare or theirs in open_ended and o in definite]
+    return CallPlan(table.name, keywords, GROUPED if GROUPED in names else "", pick, tuple(left), tuple(always))
 
 
 def pick_results(table: Operation, returns: Sequence[str]) -> tuple[int, ...] | None:
@@ -182,7 +195,8 @@ def arguments(
     if request.gradient is not None:
         for name in request.gradient:
             natives[name].requires_grad_(True)
-    named = {plan.keywords[name]: natives[name] for name in table.options if name in natives}
+    named: dict[str, Any] = {plan.keywords[name]: table.keywords.get(name) for name in plan.always}
+    named |= {plan.keywords[name]: natives[name] for name in table.options if name in natives}
     for name, value in request.keywords.items():
         theirs = plan.keywords[name]
         named[theirs] = _window(value, theirs) if name == "window" else value

@@ -152,7 +152,10 @@ class Case:
     @classmethod
     def from_json(cls, record: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> Case:
         """The case of such a record; arrays come from the record or, for a large one, from a file."""
-        found = {name: parse_values(values) for name, values in record.get("arrays", {}).items()}
+        shapes = record["shapes"]
+        # an axis of length 0 is lost in nested lists, and with it the type of a mask
+        found = {name: parse_values(values).reshape(shapes[name]) for name, values in record.get("arrays", {}).items()}
+        found |= {"mask": found["mask"].astype(bool)} if "mask" in found else {}
         keywords = {k: tuple(v) if isinstance(v, list) else v for k, v in record["keywords"].items()}
         return cls(
             record["operation"],

@@ -185,7 +185,8 @@ def expect_finite(got: Any, *, what: str = "") -> None:
 def expect_between(got: Any, low: Any, high: Any, allowed: Any, *, what: str = "") -> None:
     """low <= got <= high, each with its budget."""
     got = np.asarray(got, float)
-    expect_close(got, np.clip(got, low, high), allowed, what=what)
+    # NaN is in no interval; it must not be compared with itself.
+    expect_close(got, np.where(np.isnan(got), low, np.clip(got, low, high)), allowed, what=what)
 
 
 def expect(condition: bool, kind: str, message: str, **facts: Any) -> None:

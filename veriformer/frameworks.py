@@ -78,6 +78,10 @@ class Numpy:
         """Whether a result is an array (a NumPy scalar counts as one without axes)."""
         return isinstance(value, (np.ndarray, np.generic))
 
+    def holds_numbers(self, value: Any) -> bool:
+        """Whether an array holds real numbers or booleans, and no objects, text or complex numbers."""
+        return value.dtype.kind in "biuf" or str(value.dtype) in NUMPY_DTYPES
+
     def read(self, value: Any) -> tuple[np.ndarray, str]:
         """The result as float64 and the name of its dtype."""
         array = np.asarray(value)
@@ -154,6 +158,11 @@ class Torch:
     def is_array(self, value: Any) -> bool:
         """Whether a result is a tensor."""
         return isinstance(value, self.torch.Tensor)
+
+    def holds_numbers(self, value: Any) -> bool:
+        """Whether a tensor is an ordinary dense one of real numbers or booleans."""
+        dense = value.layout is self.torch.strided and not (value.is_quantized or value.is_nested or value.is_meta)
+        return bool(dense and not value.is_complex())
 
     def read(self, value: Any) -> tuple[np.ndarray, str]:
         """The result as float64 and the name of its dtype."""

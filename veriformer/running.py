@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import operator
-import re
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +13,13 @@ import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from veriformer.boundary import Interrupts
 from veriformer.calling import UsageError
 from veriformer.case import Case, literal_case
 from veriformer.declarations import Expected
 from veriformer.expect import Broken, Refused, Trial, recording
+from veriformer.known import awake, holds
 from veriformer.law import Domain, Law
 from veriformer.reduce import smallest
 from veriformer.subject import Implementation, Subject
@@ -321,71 +318,6 @@ def verdict_of(row: Row) -> tuple[str, str]:
     if row.undetermined:
         return "undetermined", "every case is too ill-conditioned to judge"
     return "incomplete", "no case was judged"
-
-
-def awake(entry: Expected, dtype: str, versions: Any) -> bool:
-    """Whether the conditions of an expected failure hold here.
-
-    Raises UsageError for a version condition that cannot be read.
-    """
-    for key, wanted in entry.when.items():
-        if key == "dtype":
-            if dtype not in re.split(r"[,\s]+", wanted):
-                return False
-            continue
-        try:
-            specifier = SpecifierSet(wanted)
-        except InvalidSpecifier:
-            raise UsageError(f"Expected({entry.law!r}): when {key}={wanted!r} is no version condition") from None
-        if key not in versions or not specifier.contains(versions[key].split("+")[0], prereleases=True):
-            return False
-    return True
-
-
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne,
-}  # fmt: skip
-
-
-def holds(condition: str, case: Case, dtype: str) -> bool:
-    """Whether a `where` condition over keywords, options and sizes holds, e.g. "causal and scale <= 0".
-
-    Raises UsageError for anything but names, numbers, comparisons, and, or, not.
-    """
-    names: dict[str, Any] = {"dtype": dtype, **{word: case[word] for word in case.table.keywords}, **case.sizes()}
-    names |= {name: name in case.arrays for name in case.table.options}
-    try:
-        return bool(_evaluate(ast.parse(condition, mode="eval").body, names))
-    except (SyntaxError, KeyError) as error:
-        raise UsageError(f"where={condition!r} cannot be read ({error}); names are {', '.join(names)}") from None
-
-
-def _evaluate(node: ast.AST, names: dict[str, Any]) -> Any:
-    if isinstance(node, ast.BoolOp):
-        parts = (_evaluate(part, names) for part in node.values)
-        return all(parts) if isinstance(node.op, ast.And) else any(parts)
-    if isinstance(node, ast.UnaryOp):
-        value = _evaluate(node.operand, names)
-        return not value if isinstance(node.op, ast.Not) else -value
-    if isinstance(node, ast.Compare):
-        return _compare(node, names)
-    if isinstance(node, ast.Name):
-        return names[node.id]
-    if isinstance(node, ast.Constant):
-        return node.value
-    raise KeyError(type(node).__name__)
-
-
-def _compare(node: ast.Compare, names: dict[str, Any]) -> bool:
-    values = [_evaluate(part, names) for part in (node.left, *node.comparators)]
-    for op, left, right in zip(node.ops, values[:-1], values[1:], strict=True):
-        if left is None or right is None:
-            if not isinstance(op, (ast.Eq, ast.NotEq)) or not _OPERATORS[type(op)](left, right):
-                return False
-        elif not _OPERATORS[type(op)](left, right):
-            return False
-    return True
 
 
 def items(

@@ -33,7 +33,7 @@ def layer_norm(
         E = |weight| ((|z| + k)/(1 - r) - |z| + C u_acc |z|) + u_acc (C |weight z| + |bias|)
             + [unfused] |weight| (C u_mid |z| + eta (1 + 1/s))
 
-    Source: Chan, Golub, LeVeque 1983 (Algorithms for computing the sample variance), table 1, for
+    Source: Chan, Golub, LeVeque 1983 (Algorithms for computing the sample variance), for
     the error of the statistics.
     Edges: inf (undetermined) where the mean may be wrong by half a deviation.
     """

@@ -11,7 +11,7 @@ from veriformer.declarations import Capabilities
 C = 4
 """Roundings allowed to an elementary function, or to a handful of elementwise operations."""
 
-# float64 is counted twice: the reference is a float64 computation too.
+# float64 doubled: the reference errs as much.
 _ROUNDOFF = {"float64": 2.0**-52, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 # Smallest normal number, because subnormals may be flushed to 0. float16 subnormals are in everyday
 # use and never flushed: half of the smallest.
@@ -32,6 +32,7 @@ class Precision:
     functions (always float64 for float64 storage). intermediate: dtype in which values between two
     steps may be stored; "storage" is the unfused computation, "float32" the fused one.
     rounds_probabilities: attention weights may be rounded to storage before they meet the values.
+    float64 is counted twice, because the reference is a float64 computation too.
     growth: "worst" counts n units of roundoff for a sum of n terms, "typical" counts sqrt(n).
     Source: Higham 2002 (Accuracy and Stability of Numerical Algorithms), section 3.1, for n;
     Higham, Mary 2019 (A new approach to probabilistic rounding error analysis) for sqrt(n).

@@ -27,7 +27,7 @@ def softmax(x: Array, *, axis: int = -1, temperature: float = 1.0, precision: Pr
         D_i = d_i + log Σ p_j exp(d_j) + (g(n) + C) u_acc,   E_i = p_i expm1(D_i), at most 1
 
     Source: Blanchard, Higham, Higham 2021 (Accurately computing the log-sum-exp and softmax
-    functions), section 4, with the first-order Σ p_j d_j replaced by what it approximates.
+    functions), with the first-order Σ p_j d_j replaced by what it approximates.
     Edges: nothing is allowed at x = -inf, nor in a row of -inf alone.
     """
     value = reference.softmax(x, axis=axis, temperature=temperature)
@@ -57,7 +57,7 @@ def log_softmax(x: Array, *, axis: int = -1, precision: Precision) -> Bound:
         L = log Σ exp(t_j),   E_i = d_i + log Σ p_j exp(d_j) + (g(n) + C) u_acc + C u_acc L
                                     + e (2 L + |lse| + |t_i| + [unfused] 1)
 
-    Source: Blanchard, Higham, Higham 2021, section 5. The |lse| term admits x - logsumexp(x).
+    Source: Blanchard, Higham, Higham 2021. The |lse| term admits x - logsumexp(x).
     Edges: exactly -inf is demanded at x = -inf.
     """
     value = reference.log_softmax(x, axis=axis)
@@ -81,7 +81,7 @@ def logsumexp(x: Array, *, axis: int = -1, precision: Precision) -> Bound:
 
         E = log Σ p_j exp(d_j) + (g(n) + C) u_acc + e (C |lse - max x| + [unfused] 1)
 
-    Source: Blanchard, Higham, Higham 2021, section 4.
+    Source: Blanchard, Higham, Higham 2021.
     Edges: exactly -inf is demanded of a row of -inf alone.
     """
     value = reference.logsumexp(x, axis=axis)
