@@ -32,7 +32,11 @@ class WrongType(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One call. gradient: names of the arrays to differentiate by, or None for the forward pass only."""
+    """One call. gradient: names of the arrays to differentiate by, or None for the forward pass only.
+
+    watch: look for changed inputs, shared memory and changed global state, which takes longer than
+    most calls; global state is put back in any case.
+    """
 
     arrays: Mapping[str, np.ndarray]
     keywords: Mapping[str, Any]
@@ -40,6 +44,7 @@ class Request:
     layout: str = "contiguous"
     gradient: tuple[str, ...] | None = None
     cotangents: tuple[np.ndarray | None, ...] = ()
+    watch: bool = False
 
 
 @dataclass
@@ -47,7 +52,8 @@ class Outcome:
     """What came of one call.
 
     kind: ok | refused | raised | type | crash | timeout. changed and aliased name input arrays;
-    state names global state; stale tells that an earlier result changed during this call.
+    state names global state; stale tells that an earlier result changed during this call (these four
+    only where the request asked to watch).
     gradients: None where the function gave none for that input.
     """
 
@@ -108,19 +114,28 @@ class Boundary:
             positional, named, natives = arguments(self.plan, self.capabilities, self.framework, request)
         except Exception as error:
             return Outcome("raised", f"the suite could not build the arguments: {error!r}")
-        before = {name: self.framework.read(native)[0].tobytes() for name, native in natives.items()}
-        memory, state = self.framework.remember(), self.framework.state()
+        before = {name: self._bytes(native) for name, native in natives.items()} if request.watch else {}
+        memory = self.framework.remember()
+        state = self.framework.state() if request.watch else {}
         start = time.perf_counter()
         try:
             outcome = self._call(request, positional, named, natives)
+            outcome.seconds = time.perf_counter() - start
+            now = self.framework.state() if request.watch else {}
         finally:
-            seconds = time.perf_counter() - start
-            now = self.framework.state()
             self.framework.restore(memory)
-        outcome.seconds = seconds
         outcome.state = tuple(name for name in state if state[name] != now[name])
-        outcome.changed = tuple(n for n, native in natives.items() if self._bytes(native) != before[n])
+        outcome.changed = tuple(name for name, values in before.items() if self._bytes(natives[name]) != values)
         return outcome
+
+    def _shared(self, results: list[Any], natives: dict[str, Any]) -> tuple[list[str], str]:
+        """Inputs that a result shares memory with, and what became of earlier results."""
+        aliased = [n for n, native in natives.items() if any(self.framework.overlap(native, r) for r in results)]
+        if any(self.framework.overlap(old, r) for old, _ in self.kept for r in results):
+            return aliased, "shares memory with an earlier result"
+        if any(self._bytes(old) != values.tobytes() for old, values in self.kept):
+            return aliased, "changed an earlier result"
+        return aliased, ""
 
     def _heads_first(self, value: Any) -> Any:
         return self.framework.permute(value, (0, 2, 1, 3)) if value.ndim == 4 else value
@@ -144,7 +159,7 @@ class Boundary:
                 raise
             return Outcome("raised", describe_error(error))
         try:
-            return self._read(results, natives, gradients)
+            return self._read(request, results, natives, gradients)
         except Exception as error:
             return Outcome("type", f"the result cannot be read: {describe_error(error)}")
 
@@ -180,17 +195,15 @@ class Boundary:
             results, cotangents, {name: natives[name] for name in request.gradient or ()}
         )
 
-    def _read(self, results: list[Any], natives: dict[str, Any], gradients: dict[str, Any]) -> Outcome:
-        aliased = [n for n, native in natives.items() if any(self.framework.overlap(native, r) for r in results)]
-        earlier = [old for old, _ in self.kept if any(self.framework.overlap(old, r) for r in results)]
-        stale = "shares memory with an earlier result" if earlier else ""
-        if not stale and any(self._bytes(old) != values.tobytes() for old, values in self.kept):
-            stale = "changed an earlier result"
+    def _read(
+        self, request: Request, results: list[Any], natives: dict[str, Any], gradients: dict[str, Any]
+    ) -> Outcome:
+        aliased, stale = self._shared(results, natives) if request.watch else ([], "")
         if self.capabilities.layout == "BTHD":
             results = [self._heads_first(result) for result in results]
             gradients = {n: g if g is None else self._heads_first(g) for n, g in gradients.items()}
         read = [self.framework.read(result) for result in results]
-        self.kept = [(r, values.copy()) for r, (values, _) in zip(results, read, strict=True)]
+        self.kept = [(r, values.copy()) for r, (values, _) in zip(results, read, strict=True)] if request.watch else []
         found = {n: None if g is None else self.framework.read(g)[0] for n, g in gradients.items()}
         return Outcome(
             "ok",
@@ -203,9 +216,12 @@ class Boundary:
 
 
 def describe_error(error: BaseException) -> str:
-    """The exception's type and its first line."""
+    """The exception's type and its first line, in letters that a terminal, a script and XML can hold."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in lines[0][:300])
+    return f"{type(error).__name__}: {line}"
 
 
 @contextlib.contextmanager

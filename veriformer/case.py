@@ -85,6 +85,8 @@ class Case:
 
     def as_operation(self, operation: str) -> Case:
         """The same arrays and keywords for an operation that shares them."""
+        if operation == self.operation:
+            return self
         table = OPERATIONS[operation]
         return replace(
             self,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from veriformer.boundary import Outcome, Request
-from veriformer.calling import UsageError
+from veriformer.calling import UsageError, nearest
 from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import DTYPES
 from veriformer.isolate import Remote, WorkerLost
@@ -142,7 +142,7 @@ def open_targets(
     """The implementations of all targets; workers are closed with the stack."""
     for target in targets:
         if not settings.isolate:
-            yield from (in_process(one, target, options) for one in load(target, options))
+            yield from (vetted(in_process(one, target, options)) for one in load(target, options))
             continue
         try:
             remote = Remote(target, options, settings.timeout)
@@ -150,7 +150,19 @@ def open_targets(
             raise UsageError(str(error)) from None
         stack.callback(remote.close)
         for description in remote.descriptions:
-            yield Implementation(description, remote.call, target, options)
+            yield vetted(Implementation(description, remote.call, target, options))
+
+
+def vetted(implementation: Implementation) -> Implementation:
+    """The implementation itself.
+
+    Raises UsageError where one of its expected failures names a law that does not exist.
+    """
+    ids = [law.id for law in all_laws()]
+    for entry in implementation.description.expected:
+        if entry.law not in ids:
+            raise UsageError(f"Expected({entry.law!r}): there is no such law{nearest(entry.law, ids)}")
+    return implementation
 
 
 def in_process(loaded: Loaded, target: str = "", options: Options | None = None) -> Implementation:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from veriformer.checking import RED, Settings, chosen_laws, in_process
+from veriformer.checking import RED, Settings, chosen_laws, in_process, vetted
 from veriformer.report.terminal import row_text
 from veriformer.running import Item, items
 from veriformer.targets import Options, load, load_functions
@@ -32,7 +32,7 @@ def conformance(
 
     operations: functions by operation; or target: what `veriformer check` takes. declare:
     capabilities. expected: `Expected` entries. The functions are called in this process.
-    Raises UsageError for an unknown operation, capability, law or target.
+    Raises UsageError for an unknown operation, capability, law (also in `expected`) or target.
     """
     options = Options(None if accepts is None else tuple(accepts), tuple(returns), framework, declare=declare or {})
     loaded = load(target, options) if target else []
@@ -43,7 +43,9 @@ def conformance(
     for one in loaded:
         known = (*one.description.expected, *expected)
         one = replace(one, description=replace(one.description, expected=known))
-        for item in items(chosen_laws(settings), [in_process(one)], effort, seed, float("inf"), settings.dtypes):
+        for item in items(
+            chosen_laws(settings), [vetted(in_process(one))], effort, seed, float("inf"), settings.dtypes
+        ):
             body[_method_name(item, len(loaded) > 1)] = staticmethod(_test(item))
     return type("Conformance", (), body)
 

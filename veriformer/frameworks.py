@@ -111,13 +111,11 @@ class Numpy:
 
     def remember(self) -> Any:
         """What `restore` needs."""
-        return np.random.get_state(), np.geterr(), random.getstate()
+        return np.geterr()
 
     def restore(self, memory: Any) -> None:
-        """Put global state back."""
-        np.random.set_state(memory[0])
-        np.seterr(**memory[1])
-        random.setstate(memory[2])
+        """Put back what would disturb later calls; random states need it only where they are watched."""
+        np.seterr(**memory)
 
     def versions(self) -> dict[str, str]:
         """Versions for the header."""
@@ -193,23 +191,21 @@ class Torch:
 
     def state(self) -> dict[str, Any]:
         """Global state that a call must not change."""
-        torch = self.torch
+        names = ("default dtype", "thread count", "matmul precision", "grad mode", "deterministic mode")
+        modes = {f"torch's {name}": value for name, value in zip(names, self._modes(), strict=True)}
         return {
             **Numpy().state(),
-            "torch's random state": torch.random.get_rng_state().numpy().tobytes(),
-            "torch's default dtype": str(torch.get_default_dtype()),
-            "torch's thread count": torch.get_num_threads(),
-            "torch's matmul precision": torch.get_float32_matmul_precision(),
-            "torch's grad mode": torch.is_grad_enabled(),
-            "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+            "torch's random state": self.torch.random.get_rng_state().numpy().tobytes(),
+            **modes,
         }
 
     def remember(self) -> Any:
         """What `restore` needs."""
+        return Numpy().remember(), self._modes()
+
+    def _modes(self) -> tuple[Any, ...]:
         torch = self.torch
         return (
-            Numpy().remember(),
-            torch.random.get_rng_state(),
             torch.get_default_dtype(),
             torch.get_num_threads(),
             torch.get_float32_matmul_precision(),
@@ -218,15 +214,20 @@ class Torch:
         )
 
     def restore(self, memory: Any) -> None:
-        """Put global state back."""
-        torch = self.torch
-        Numpy().restore(memory[0])
-        torch.random.set_rng_state(memory[1])
-        torch.set_default_dtype(memory[2])
-        torch.set_num_threads(memory[3])
-        torch.set_float32_matmul_precision(memory[4])
-        torch.set_grad_enabled(memory[5])
-        torch.use_deterministic_algorithms(memory[6])
+        """Put back what would disturb later calls; random states need it only where they are watched."""
+        torch, (errors, modes) = self.torch, memory
+        Numpy().restore(errors)
+        # only what changed: some of the setters import large parts of torch
+        setters = (
+            torch.set_default_dtype,
+            torch.set_num_threads,
+            torch.set_float32_matmul_precision,
+            torch.set_grad_enabled,
+            torch.use_deterministic_algorithms,
+        )
+        for setter, before, now in zip(setters, modes, self._modes(), strict=True):
+            if before != now:
+                setter(before)
 
     def versions(self) -> dict[str, str]:
         """Versions for the header."""

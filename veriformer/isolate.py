@@ -61,15 +61,20 @@ class Remote:
 
     def _hello(self) -> list[Description]:
         try:
+            return self._greeting()
+        except BaseException:
+            self.close()
+            raise
+
+    def _greeting(self) -> list[Description]:
+        try:
             if not self.control.poll(IMPORT_PATIENCE):
-                self.close()
-                raise WorkerLost(f"importing {self.target} took more than {IMPORT_PATIENCE:.0f} s")
+                raise WorkerLost(f"importing {self.target} took more than {IMPORT_PATIENCE:.3g} s")
             answer = self.control.recv()
         except EOFError:
             code = self.process.wait()
             raise WorkerLost(f"importing {self.target} ended the process ({exit_words(code)})") from None
         if isinstance(answer, UsageError):
-            self.close()
             raise answer
         return answer  # type: ignore[no-any-return]
 
@@ -134,6 +139,8 @@ def exit_words(code: int) -> str:
 
 def main() -> None:
     """The worker: import the target, say what it is, then fork a child for each request to."""
+    # Ctrl-C reaches the whole process group; the judging side alone decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Connection(int(sys.argv[1]))
     target, options, folder = control.recv()
     sys.path[:] = [p for p in sys.path if p]
@@ -142,23 +149,28 @@ def main() -> None:
     except UsageError as error:
         control.send(error)
         return
-    except Exception as error:
+    except BaseException as error:
         control.send(UsageError(f"importing {target} failed: {describe_error(error)}"))
         return
     control.send([one.description for one in loaded.values()])
+    child = 0
     while True:
         try:
             message = control.recv()
-        except EOFError:
+        except (EOFError, OSError):
+            # nobody will ask for the child's answer, and it may never come
+            if child:
+                os.kill(child, signal.SIGKILL)
             return
         if message == "fork":
-            _fork(control, loaded)
+            child = _fork(control, loaded)
         else:
             _, status = os.waitpid(message[1], 0)
+            child = 0
             control.send(os.waitstatus_to_exitcode(status))
 
 
-def _fork(control: Connection, loaded: dict[str, Any]) -> None:
+def _fork(control: Connection, loaded: dict[str, Any]) -> int:
     with socket.socket(fileno=os.dup(control.fileno())) as carrier:
         _, (handle,), _, _ = socket.recv_fds(carrier, 1, 1)
     pid = os.fork()
@@ -168,6 +180,7 @@ def _fork(control: Connection, loaded: dict[str, Any]) -> None:
         os._exit(0)
     os.close(handle)
     control.send(pid)
+    return pid
 
 
 def serve(connection: Connection, loaded: dict[str, Any]) -> None:

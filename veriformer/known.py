@@ -38,6 +38,7 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: operator.eq, ast.NotEq: operator.ne,
 }  # fmt: skip
+_UNARY: dict[type, Callable[..., Any]] = {ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos}
 
 
 def holds(condition: str, case: Case, dtype: str) -> bool:
@@ -49,7 +50,7 @@ def holds(condition: str, case: Case, dtype: str) -> bool:
     names |= {name: name in case.arrays for name in case.table.options}
     try:
         return bool(_evaluate(ast.parse(condition, mode="eval").body, names))
-    except (SyntaxError, KeyError) as error:
+    except (SyntaxError, KeyError, TypeError) as error:
         raise UsageError(f"where={condition!r} cannot be read ({error}); names are {', '.join(names)}") from None
 
 
@@ -58,8 +59,7 @@ def _evaluate(node: ast.AST, names: dict[str, Any]) -> Any:
         parts = (_evaluate(part, names) for part in node.values)
         return all(parts) if isinstance(node.op, ast.And) else any(parts)
     if isinstance(node, ast.UnaryOp):
-        value = _evaluate(node.operand, names)
-        return not value if isinstance(node.op, ast.Not) else -value
+        return _UNARY[type(node.op)](_evaluate(node.operand, names))
     if isinstance(node, ast.Compare):
         return _compare(node, names)
     if isinstance(node, ast.Name):

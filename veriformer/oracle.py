@@ -77,11 +77,12 @@ def _layer_norm(case: Case, capabilities: Capabilities, precision: Precision) ->
 def _attention(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:
     names = ("mask", "bias", "causal", "scale", "window", "softcap", "sink")
     keywords = {name: case[name] for name in names}
-    out, lse = budgets.attention_with_lse(
-        case["q"], case["k"], case["v"], **keywords, offset=query_offset(case, capabilities), precision=precision
-    )
-    out = _empty_rows(out, case, capabilities, precision)
-    return (out, lse) if case.operation == "attention_with_lse" else (out,)
+    given = {**keywords, "offset": query_offset(case, capabilities), "precision": precision}
+    if case.operation == "attention":
+        found: tuple[Bound, ...] = (budgets.attention(case["q"], case["k"], case["v"], **given),)
+    else:
+        found = budgets.attention_with_lse(case["q"], case["k"], case["v"], **given)
+    return (_empty_rows(found[0], case, capabilities, precision), *found[1:])
 
 
 def empty_row_rule(case: Case, capabilities: Capabilities) -> str:
@@ -105,6 +106,6 @@ def _empty_rows(out: Bound, case: Case, capabilities: Capabilities, precision: P
         allowed[empty] = np.inf
     else:
         plain = case.with_arrays(mask=None, bias=None).with_keywords(causal=False, window=None, scale=0.0)
-        mean = _attention(plain, Capabilities(), precision)[0]
+        mean = _attention(plain.as_operation("attention"), Capabilities(), precision)[0]
         value[empty], allowed[empty] = mean.value[empty], mean.allowed[empty]
     return replace(out, value=value, allowed=allowed)

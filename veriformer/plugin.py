@@ -105,8 +105,20 @@ def state_of(config: pytest.Config) -> State:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the targets early, so that a wrong one ends the run with one line."""
+    if config.getoption("--veriformer-json"):
+        _must_be_writable(config)
     if config.getoption("--veriformer") and not hasattr(config, "workerinput"):
         state_of(config)
+
+
+def _must_be_writable(config: pytest.Config) -> None:
+    from veriformer.calling import UsageError
+    from veriformer.report.record import writable
+
+    try:
+        writable(Path(config.getoption("--veriformer-json")).resolve())
+    except UsageError as error:
+        raise pytest.UsageError(f"veriformer: {error}") from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

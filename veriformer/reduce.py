@@ -206,13 +206,14 @@ def keep_heads(array: np.ndarray, place: int, axis: str, kept: np.ndarray, group
 
 
 def simpler_arrays(case: Case) -> Iterator[Case]:
-    """Whole arrays of zeros, ones, booleans all True, or integers."""
+    """Whole arrays of zeros, ones, booleans all True, or integers, or without their common offset."""
     for name, array in case.arrays.items():
         if array.dtype == bool:
             options = [np.ones_like(array)]
         else:
             with np.errstate(all="ignore"):
                 options = [np.zeros_like(array), np.ones_like(array), np.round(array), np.sign(array)]
+                options += [array - array.min()] if array.size else []
         for option in options:
             if complexity(option) < complexity(array):
                 yield case.with_arrays(**{name: option})

@@ -86,10 +86,16 @@ class Subject:
         """The dtype's largest number."""
         return float(self.precision.largest)
 
-    def outcome(self, case: Case, gradient: tuple[str, ...] | None = None, cotangents: tuple[Any, ...] = ()) -> Outcome:
+    def outcome(
+        self,
+        case: Case,
+        gradient: tuple[str, ...] | None = None,
+        cotangents: tuple[Any, ...] = (),
+        watch: bool = True,
+    ) -> Outcome:
         """Everything that came of one call; shape and dtype are not judged here."""
         case = case.as_operation(self.operation)
-        request = Request(case.arrays, case.keywords, case.dtype, case.layout, gradient, cotangents)
+        request = Request(case.arrays, case.keywords, case.dtype, case.layout, gradient, cotangents, watch)
         outcome = self.implementation.call(self.implementation.name, self.operation, request)
         current().calls.append(Call(self.operation, case, outcome, gradient, cotangents))
         if outcome.kind == "refused":
@@ -100,7 +106,7 @@ class Subject:
 
     def __call__(self, case: Case) -> Any:
         """The result as a float64 array, or a tuple where the operation has several."""
-        outcome = self.outcome(case)
+        outcome = self.outcome(case, watch=False)
         for name, result, shape in zip(self.results, outcome.results, oracle.shapes(case), strict=True):
             if result.shape != shape:
                 raise Broken("shape", f"{name} has shape {result.shape}, wanted {shape}")
@@ -134,4 +140,4 @@ class Subject:
         """
         shapes = oracle.shapes(case.as_operation(self.operation))
         first = np.ones(shapes[0]) if cotangent is None else cotangent
-        return self.outcome(case, names, (first, *[None] * (len(shapes) - 1))).gradients
+        return self.outcome(case, names, (first, *[None] * (len(shapes) - 1)), watch=False).gradients

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from veriformer.boundary import Boundary
+from veriformer.boundary import Boundary, describe_error
 from veriformer.calling import CallPlan, UsageError, nearest, plan_call
 from veriformer.declarations import Capabilities, Expected, Fault
 from veriformer.frameworks import framework_named, framework_of
@@ -167,8 +167,8 @@ def import_module(place: str) -> ModuleType:
             names = [*registered_names(), *_neighbours()]
             raise UsageError(f"no module, file or registered name {place!r}{nearest(place, names)}") from None
         raise UsageError(f"importing {place} failed: {error}") from error
-    except Exception as error:
-        raise UsageError(f"importing {place} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"importing {place} failed: {describe_error(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -187,9 +187,9 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UsageError(f"importing {path} failed: {type(error).__name__}: {error}") from error
+        raise UsageError(f"importing {path} failed: {describe_error(error)}") from error
     return module
 
 

@@ -68,9 +68,10 @@ def preamble(row: Row, failure: Failure, torch: bool, large: bool, implementatio
     text = [f"{row.law.id} does not hold for {row.implementation} in {row.dtype}.", "", row.law.statement]
     text += [f"Case: {failure.case.describe()}", f"Got: {failure.message}", ""]
     text += ["Exit code 1 while the fault is there, 0 once it is gone."]
+    wrapper = textwrap.TextWrapper(110, break_long_words=False, break_on_hyphens=False)
     # a docstring is quoted text: nothing in it may end it or be read as an escape
     safe = [
-        part.replace("\\", "/").replace('"""', "'''") for line in text for part in (textwrap.wrap(line, 110) or [""])
+        part.replace("\\", "/").replace('"""', "'''") for line in text for part in (wrapper.wrap(line) or [""])
     ]
     lines = ['"""' + safe[0], *safe[1:], '"""', "", "import importlib", "import importlib.util", "import math"]
     lines += ["import signal", "import sys", "", "import numpy as np"]
@@ -162,7 +163,9 @@ class Body:
         weight = self.array(seed, f"cotangent{number}")
         return [
             f"cotangent{number} = {weight}",
-            f"found = torch.autograd.grad(results{number}[0], [{inputs}], cotangent{number}, allow_unused=True)",
+            f"found = [None] * {len(call.gradient)}",
+            f"if results{number}[0].requires_grad:",
+            f"    found = torch.autograd.grad(results{number}[0], [{inputs}], cotangent{number}, allow_unused=True)",
             f"gradients{number} = dict(zip({list(call.gradient)!r}, found))",
         ]
 

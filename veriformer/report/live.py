@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from veriformer.case import PRINTED, Case
 from veriformer.checking import RED, Report, chosen_laws, judge
 from veriformer.report import terminal
-from veriformer.report.record import Writer, failure_id, output_folder, plain_value, slug, write
+from veriformer.report.record import Writer, failure_id, output_folder, plain_value, slug, writable, write
 from veriformer.report.script import save, script_of
 from veriformer.running import Row, items
 from veriformer.subject import Implementation
@@ -25,6 +25,9 @@ def show_run(report: Report, folder: str, whole: str | None, junit: str | None, 
 
     mixed: `smoke` for every implementation but one of each framework, which gets the settings' effort.
     """
+    for file in (whole, junit):
+        if file:
+            writable(Path(file))
     console = terminal.console_for()
     place, note = output_folder(folder)
     if note:

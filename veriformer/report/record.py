@@ -18,6 +18,7 @@ import hypothesis
 import numpy as np
 
 import veriformer
+from veriformer.calling import UsageError
 from veriformer.case import Case
 from veriformer.catalogue import LEVEL, tentative
 from veriformer.checking import Report
@@ -206,6 +207,20 @@ def write(path: Path, text: str) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(temporary, path)
+
+
+def writable(path: Path) -> None:
+    """Nothing, where a file can be written there.
+
+    Raises UsageError where it cannot, before anything is judged.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
 
 
 def output_folder(wanted: str) -> tuple[Path, str]:

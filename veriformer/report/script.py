@@ -11,10 +11,13 @@ import numpy as np
 
 from veriformer import oracle
 from veriformer.case import PRINTED
-from veriformer.report.calls import Body, Script, preamble
+from veriformer.report.calls import PATIENCE, Body, Script, preamble
 from veriformer.report.trace import Affine, Comparison, Element, compare_of
 from veriformer.running import Failure, Row
 from veriformer.subject import Implementation
+
+RETURNED = 77
+"""How the child of a script ends after a call that used to end it."""
 
 
 def script_of(row: Row, implementation: Implementation) -> Script:
@@ -89,7 +92,10 @@ class Checks(Body):
     def judge_call(self, failure: Failure) -> None:
         """A check for a failure that is not a comparison of numbers."""
         calls = failure.calls
-        if failure.kind in ("raised", "crash", "timeout"):
+        if failure.kind in ("crash", "timeout"):
+            self._ended(failure)
+            return
+        if failure.kind == "raised":
             self.calls(calls[:-1])
             self.line(*self.inputs(calls[-1], len(calls)), "try:", "    " + self.call_line(calls[-1], len(calls)))
             self.line(*("    " + line for line in self.gradient_lines(calls[-1], len(calls))))
@@ -108,6 +114,16 @@ class Checks(Body):
             "no gradient": self._gradient,
         }
         special.get(failure.kind, self._recorded)(failure)
+
+    def _ended(self, failure: Failure) -> None:
+        """The call ends or hangs its process, so it is made in a child."""
+        inside = Body(Script(), self.implementation, self.torch, self.large)
+        inside.calls(failure.calls)
+        self.script.data |= inside.script.data
+        self.line("import os", "", "signal.alarm(0)", "child = os.fork()  # the call ends or hangs its process")
+        self.line("if child == 0:", f"    signal.alarm({PATIENCE})", *("    " + line for line in inside.script.lines))
+        self.line(f"    os._exit({RETURNED})", f"returned = os.waitstatus_to_exitcode(os.wait()[1]) == {RETURNED}")
+        self.end("returned", "'the call returned:', returned")
 
     def _type(self, failure: Failure) -> None:
         self.line(*self.inputs(failure.calls[-1], 1), self.call_line(failure.calls[-1], 1))

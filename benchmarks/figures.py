@@ -1,0 +1,94 @@
+"""How fast the suite itself is: `python benchmarks/figures.py [FILE]` measures and writes a table.
+
+Times are CPU or wall seconds of this machine at this moment; ratios are taken interleaved in one run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from veriformer.catalogue import all_laws
+from veriformer.checking import Report, Settings, judge, open_targets
+from veriformer.law import find_laws
+from veriformer.running import attempt
+from veriformer.targets import Options
+
+TARGET = "veriformer.impls.torch_sdpa:default"
+
+
+def run(effort: str, isolate: bool) -> float:
+    """Seconds to judge one torch attention function, imports and start of the worker excluded."""
+    chosen = Settings(effort=effort, isolate=isolate)
+    with ExitStack() as stack:
+        report = Report([], list(open_targets([TARGET], Options(), chosen, stack)), chosen)
+        all_laws()
+        start = time.perf_counter()
+        for _ in judge(report):
+            pass
+        return time.perf_counter() - start
+
+
+def oracle_case(cases: int = 400) -> float:
+    """Median seconds of one searched case of the oracle law, its draw included."""
+    law = find_laws(all_laws(), ["attention/equals-the-reference"])[0]
+    chosen = Settings(isolate=False)
+    with ExitStack() as stack:
+        implementation = next(iter(open_targets([TARGET], Options(), chosen, stack)))
+        strategy = law.strategy(implementation.domain("attention", "float32"))
+        stamps: list[float] = []
+
+        @hypothesis.seed(0)
+        @settings(max_examples=cases, phases=[Phase.generate], database=None, deadline=None,
+                  suppress_health_check=list(HealthCheck))  # fmt: skip
+        @given(strategy)
+        def body(arguments: tuple[object, ...]) -> None:
+            attempt(law, implementation, "float32", arguments)
+            stamps.append(time.perf_counter())
+
+        body()
+    return statistics.median(b - a for a, b in zip(stamps[:-1], stamps[1:], strict=True))
+
+
+def imported(module: str) -> float:
+    """Median seconds that importing a module adds to a fresh interpreter with pytest imported."""
+    code = f"import pytest, time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+    texts = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    return statistics.median(float(text.stdout) for text in texts)
+
+
+def interleaved(one: Callable[[], float], other: Callable[[], float], rounds: int) -> float:
+    """Median ratio of two measurements taken in turn."""
+    return statistics.median(one() / other() for _ in range(rounds))
+
+
+def main() -> None:
+    """Measure, print, and write the table where a file is named."""
+    run("smoke", False)
+    rows = [
+        ("smoke of one torch attention function, after imports", f"{run('smoke', True):.2f} s", "2 s"),
+        ("ci of the same", f"{run('ci', True):.2f} s", "25 s"),
+        ("one oracle case with its draw, median", f"{1e3 * oracle_case():.2f} ms", "3 ms"),
+        ("isolated against in process, smoke, interleaved",
+         f"{interleaved(lambda: run('smoke', True), lambda: run('smoke', False), 5):.2f}", "1.20"),
+        ("importing the plugin alone", f"{1e3 * imported('veriformer.plugin'):.0f} ms", "50 ms"),
+    ]  # fmt: skip
+    lines = ["| what | measured | wanted at most |", "|---|---|---|"]
+    lines += [f"| {what} | {measured} | {wanted} |" for what, measured, wanted in rows]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if len(sys.argv) > 1:
+        head = "# How fast the suite is\n\nWritten by `python benchmarks/figures.py reports/figures.md`.\n\n"
+        Path(sys.argv[1]).write_text(head + text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

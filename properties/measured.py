@@ -1,0 +1,58 @@
+"""Results as they came, each with the error it may carry, so that relations of two read like mathematics.
+
+    expect_equal(measure(attention, scaled), measure(attention, case) * 2)
+
+The error of a sum, a product with an exact factor or a part follows from those of the operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from veriformer.case import Case
+from veriformer.expect import expect_close
+from veriformer.subject import Subject
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Computed values and the error budget of each; plain numbers beside it count as exact."""
+
+    value: np.ndarray
+    allowed: np.ndarray
+
+    def __getitem__(self, index: Any) -> Measured:
+        return Measured(self.value[index], self.allowed[index])
+
+    def rearranged(self, change: Callable[[np.ndarray], np.ndarray]) -> Measured:
+        """The values and their errors picked, moved or repeated alike."""
+        return Measured(change(self.value), change(self.allowed))
+
+    def __add__(self, shift: Any) -> Measured:
+        return Measured(self.value + shift, self.allowed)
+
+    def __mul__(self, factor: Any) -> Measured:
+        return Measured(self.value * factor, self.allowed * np.abs(factor))
+
+
+def measure(subject: Subject, case: Case) -> Measured:
+    """The first result of a call and its budget."""
+    return measure_all(subject, case)[0]
+
+
+def measure_all(subject: Subject, case: Case) -> tuple[Measured, ...]:
+    """Every result of a call and their budgets."""
+    results = subject(case)
+    results = results if isinstance(results, tuple) else (results,)
+    return tuple(Measured(got, bound.allowed) for got, bound in zip(results, subject.bounds(case), strict=True))
+
+
+def expect_equal(one: Measured, other: Measured | Any, *, what: str = "") -> None:
+    """Two results that are equal by law, or a result and an exact value, differ by no more than their budgets."""
+    if not isinstance(other, Measured):
+        other = Measured(np.asarray(other, float), np.zeros(()))
+    expect_close(one.value, other.value, one.allowed + other.allowed, what=what)

@@ -1,0 +1,47 @@
+"""Every operation against its float64 reference, element by element, within the derived error budget."""
+
+from __future__ import annotations
+
+from veriformer.case import Case
+from veriformer.expect import expect_within
+from veriformer.law import law
+from veriformer.operations import OPERATIONS
+from veriformer.properties.attention_cases import attention_cases
+from veriformer.properties.cases import TEMPERATURES, by_operation, layer_norm_cases, softmax_cases
+from veriformer.properties.families import FAMILIES
+from veriformer.subject import Subject
+
+ORACLE_CASES = by_operation(
+    attention=attention_cases(empty=True, examples=32),
+    layer_norm=layer_norm_cases(families=("near_epsilon", *FAMILIES), examples=32),
+    softmax=softmax_cases(axes=True, infinite=0.3, extras=True, temperatures=(2.0, *TEMPERATURES), examples=32),
+)
+
+
+@law(
+    tuple(OPERATIONS),
+    case=ORACLE_CASES,
+    kind="oracle",
+    source="P01-P24, P48, R01",
+    kills=(
+        "softmax.py:softmax_base_two",
+        "softmax.py:softmax_probabilities_in_half",
+        "softmax.py:log_softmax_log_of_softmax_plus_epsilon",
+        "layer_norm.py:input_in_half",
+        "layer_norm.py:squares_in_half",
+        "softmax.py:logsumexp_mean_for_sum",
+        "attention.py:bias_dropped_with_mask",
+        "attention.py:bias_before_softcap",
+        "attention.py:softcap_before_scale",
+        "attention.py:softcap_clips",
+        "attention.py:logits_in_half",
+        "attention_tiled.py:score_tail_dropped",
+    ),
+    changes=("causal_alignment", "empty_row", "norm_epsilon", "norm_variance", "accumulate", "intermediate"),
+)
+def equals_the_reference(subject: Subject, case: Case) -> None:
+    """Every result equals the float64 reference within the error that the declared precision may make."""
+    results = subject(case)
+    results = results if isinstance(results, tuple) else (results,)
+    for name, result, bound in zip(subject.results, results, subject.bounds(case), strict=True):
+        expect_within(result, bound, largest=subject.largest, what=name if len(results) > 1 else "")

@@ -1,0 +1,106 @@
+"""The reducer: known mistakes end in the case a person would have picked, in at most 200 tries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toys import attention_with, implementation, judged
+from veriformer import oracle
+from veriformer.case import Case
+from veriformer.catalogue import all_laws
+from veriformer.expect import Broken
+from veriformer.impls import numpy_plain
+from veriformer.law import find_laws
+from veriformer.reduce import TRIES, as_clear, candidates, simplicity, smallest, surprises
+
+ORACLE = "attention/equals-the-reference"
+MINIMAL: dict[str, dict[str, int]] = {
+    "tiled heads": {"B": 1, "H": 4, "G": 2, "Tq": 1, "Tk": 1, "D": 1, "Dv": 1},
+    "top left": {"B": 1, "H": 1, "G": 1, "Tq": 1, "Tk": 2, "D": 1, "Dv": 1},
+    "no maximum": {"B": 1, "H": 1, "G": 1, "Tq": 1, "Tk": 1, "D": 1, "Dv": 1},
+    "mask inverted": {"B": 1, "H": 1, "G": 1, "Tq": 1, "Tk": 1, "D": 1, "Dv": 1},
+    "head 2, row 4": {"B": 1, "H": 3, "Tq": 5, "Tk": 1, "D": 1, "Dv": 1},
+}
+
+
+@pytest.mark.parametrize("fault", MINIMAL)
+def test_a_known_mistake_ends_in_its_smallest_case(fault: str) -> None:
+    failure = judged(ORACLE, effort="ci", attention=attention_with(fault)).failure
+    assert failure is not None and failure.tries <= TRIES == 200 and failure.case.numbers <= 64
+    assert MINIMAL[fault].items() <= failure.case.sizes().items()
+
+
+def test_nothing_that_the_failure_does_not_need_is_left() -> None:
+    case = judged(ORACLE, attention=attention_with("tiled heads")).failure.case  # type: ignore[union-attr]
+    assert not case.keywords and set(case.arrays) == {"q", "k", "v"}
+    assert not case["q"].any() and not case["k"].any() and sorted(case["v"].ravel()) == [0, 1]
+    case = judged(ORACLE, attention=attention_with("mask inverted")).failure.case  # type: ignore[union-attr]
+    assert set(case.arrays) == {"q", "k", "v", "mask"} and case["v"].item() == 1
+
+
+def test_the_failure_shown_belongs_to_the_case_shown() -> None:
+    failure = judged(ORACLE, attention=attention_with("top left")).failure
+    assert failure is not None and failure.calls[-1].case.describe() == failure.case.describe()
+    got = attention_with("top left")(*(failure.case[n].astype(np.float32) for n in "qkv"), **failure.case.keywords)
+    assert got[tuple(failure.facts["index"])] == np.float32(failure.facts["got"])
+
+
+@pytest.mark.parametrize("operation", ["softmax", "logsumexp", "layer_norm", "attention", "attention_with_lse"])
+def test_every_candidate_is_a_consistent_case(operation: str) -> None:
+    toy = implementation(**{operation: getattr(numpy_plain, operation)})
+    law, domain = find_laws(all_laws(), [f"{operation}/equals-the-reference"])[0], toy.domain(operation, "float32")
+    precision = oracle.Precision.of(domain.capabilities, "float32")
+    for (case,) in law.pinned(domain)[3::9]:
+        shapes = [oracle.shapes(c) for (c,) in list(candidates((case,)))[:60]]
+        bounds = [oracle.bounds(c, domain.capabilities, precision) for (c,) in list(candidates((case,)))[:60]]
+        assert [tuple(b.value.shape for b in found) for found in bounds] == shapes
+
+
+def reduce_softmax(x: list[Any], holds: Any) -> tuple[Case, int]:
+    broken = Broken("value", "wrong", got=0.0, wanted=1.0)
+    found, _, tries = smallest(
+        (Case("softmax", {"x": np.array(x)}),), broken, lambda a: broken if holds(a[0]) else None
+    )
+    return found[0], tries
+
+
+def test_sizes_and_values_reach_the_threshold() -> None:
+    case, tries = reduce_softmax([[0.3, 7.7, 12.5], [3.0, 1.0, 2.0]], lambda case: (case["x"] >= 10).any())
+    assert case["x"].tolist() == [10] and tries <= TRIES
+    case, _ = reduce_softmax([0.5] * 40, lambda case: case["x"].size >= 7)
+    assert case["x"].tolist() == [0] * 7
+
+
+def test_a_common_offset_that_does_not_matter_goes() -> None:
+    case, _ = reduce_softmax([1e4, 1e4 + 2, 1e4 + 1], lambda case: np.ptp(case["x"]) == 2)
+    assert case["x"].tolist() == [0, 2]
+
+
+def test_at_most_200_tries_are_made() -> None:
+    _, tries = reduce_softmax(
+        list(np.linspace(0.1, 0.9, 64)), lambda case: case["x"].size == 64 and (case["x"] % 1).all()
+    )
+    assert tries <= TRIES
+
+
+def test_a_failure_of_another_kind_is_not_followed() -> None:
+    before = Broken("value", "", got=1.0, wanted=2.0)
+    assert not as_clear(Broken("not finite", "", got=np.nan, wanted=2.0), before)
+    assert as_clear(Broken("value", "", got=3.0, wanted=2.0), before)
+    assert not as_clear(Broken("value", "", got=2.000001, wanted=2.0), before)
+
+
+def test_empty_rows_are_not_brought_in() -> None:
+    arrays = {"q": np.zeros((1, 1, 2, 1)), "k": np.zeros((1, 1, 1, 1)), "v": np.zeros((1, 1, 1, 1))}
+    assert surprises((Case("attention", arrays, {"causal": True}),)) == 1
+    assert surprises((Case("attention", arrays),)) == 0
+    failure = judged(ORACLE, attention=attention_with("top left")).failure
+    assert failure is not None and not surprises(failure.arguments)
+
+
+def test_numbers_are_simpler_in_the_order_people_find_them_so() -> None:
+    order = [0.0, 1.0, -1.0, 2.0, 3.0, 100.0, 17.0, 0.3, np.nan]
+    assert sorted(order, key=simplicity) == order[:-1] + [order[-1]]

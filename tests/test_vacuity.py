@@ -1,0 +1,128 @@
+"""No law is empty: each rejects a wrong answer of its own, and judges most of its cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from toys import Everything, faulty, faulty_files
+from veriformer.boundary import Outcome, Request
+from veriformer.catalogue import all_laws
+from veriformer.checking import RED, in_process
+from veriformer.law import Law
+from veriformer.operations import OPERATIONS
+from veriformer.running import Item, Row
+from veriformer.subject import Implementation
+from veriformer.targets import Options, load
+
+WITHOUT_KILLS: dict[str, str] = {}
+"""Names of laws that reject no planted fault -> why that is so, and what shows that they are not empty."""
+
+FAMILIES: dict[str, list[Law]] = {}
+"""Laws that share one function, by their name and file."""
+for one in all_laws():
+    FAMILIES.setdefault(f"{one.function.__module__.rpartition('.')[2]}:{one.name}", []).append(one)
+KILLS = [(family, kill) for family, laws in FAMILIES.items() for kill in laws[0].kills]
+WRONG: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "zeros": np.zeros_like,
+    "a constant": lambda result: np.full_like(result, 0.25),
+    "rows rolled by one": lambda result: np.roll(result, 1, -2 if result.ndim > 1 else None),
+}
+
+
+def verdict(law: Law, implementation: Implementation, dtype: str, *efforts: str) -> str:
+    """The law's verdict when run alone, at the first of these efforts that is red."""
+    row = Row(law, implementation.name, dtype)
+    for effort in efforts:
+        row = Item(law, implementation, dtype, effort, reduced=Everything()).run()
+        if row.verdict in RED:
+            break
+    return row.verdict
+
+
+def plain() -> Implementation:
+    """The plainest implementation of every operation."""
+    return in_process(load("numpy:plain", Options())[0])
+
+
+def answering(change: Callable[[np.ndarray], np.ndarray]) -> Implementation:
+    """An implementation with these answers in place of its own."""
+    one = plain()
+
+    def call(name: str, operation: str, request: Request) -> Outcome:
+        outcome = one.call(name, operation, request)
+        return replace(outcome, results=tuple(map(change, outcome.results)))
+
+    return replace(one, call=call)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_oracle_rejects_a_made_up_answer_on_its_own_cases(operation: str, wrong: str) -> None:
+    (law,) = (one for one in all_laws() if one.operation == operation and one.kind == "oracle")
+    assert verdict(law, plain(), "float32", "smoke") == "pass"
+    assert verdict(law, answering(WRONG[wrong]), "float32", "smoke") == "fail"
+
+
+@pytest.mark.parametrize("result", [0, 1], ids=["out", "lse"])
+def test_the_oracle_looks_at_both_results_of_attention_with_lse(result: int) -> None:
+    (law,) = (one for one in all_laws() if one.id == "attention_with_lse/equals-the-reference")
+    one = plain()
+
+    def call(name: str, operation: str, request: Request) -> Outcome:
+        results = list((outcome := one.call(name, operation, request)).results)
+        results[result] = results[result] + 1
+        return replace(outcome, results=tuple(results))
+
+    assert verdict(law, replace(one, call=call), "float32", "smoke") == "fail"
+
+
+@pytest.mark.parametrize(("family", "kill"), KILLS)
+def test_a_law_rejects_alone_the_faults_that_it_names(family: str, kill: str) -> None:
+    file, _, variant = kill.partition(".py:")
+    if file not in faulty_files():
+        pytest.skip("torch is not installed")
+    implementation = faulty(file)[variant]
+    fault = implementation.description.fault
+    assert fault is not None
+    (law,) = (law for law in FAMILIES[family] if law.operation == fault.operation)
+    assert verdict(law, implementation, fault.dtype, "smoke", "ci") in RED
+
+
+def test_every_law_names_a_fault_or_stands_on_the_short_list() -> None:
+    silent = {laws[0].name for laws in FAMILIES.values() if not laws[0].kills}
+    assert silent == set(WITHOUT_KILLS), f"without kills: {sorted(silent ^ set(WITHOUT_KILLS))}"
+    assert all(len(reason) > 20 for reason in WITHOUT_KILLS.values()) and len(WITHOUT_KILLS) <= len(FAMILIES) // 5
+
+
+def test_permutation_equivariance_names_a_fault_in_a_tiled_implementation() -> None:
+    (law,) = (one for one in all_laws() if one.id == "attention/permutation-equivariance")
+    assert [kill for kill in law.kills if kill.startswith("attention_tiled.py:")]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_laws_judge_most_of_their_own_cases(operation: str) -> None:
+    one, mostly_vacuous = plain(), []
+    for law in all_laws():
+        if law.operation == operation and not law.missing(one.domain(operation, "float32")):
+            row = Item(law, one, "float32", "smoke").run()
+            if row.verdict != "pass" or 2 * (row.vacuous + row.refused) > row.cases:
+                mostly_vacuous.append((law.id, row.verdict, row.cases, row.judged, row.vacuous, row.reason))
+    assert mostly_vacuous == []
+
+
+def test_every_law_applies_to_some_correct_implementation() -> None:
+    pytest.importorskip("torch")
+    ones = [plain(), faulty("gradient")["correct"]]
+    lacking = {law.id for law in all_laws()}
+    for one in ones:
+        operations = set(one.description.plans)
+        lacking -= {
+            law.id
+            for law in all_laws()
+            if law.operation in operations and not law.missing(one.domain(law.operation, one.main_dtype(law.operation)))
+        }
+    assert lacking == set()
