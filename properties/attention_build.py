@@ -79,17 +79,17 @@ def lengths_for(queries: int, keys: int, flags: Sequence[str], wish: Wish, domai
     """Tq and Tk, changed where a causal case could not meet the wish with them."""
     if "causal" not in flags:
         return queries, keys
-    alignment = domain.capabilities.causal_alignment
+    alignment, least = domain.capabilities.causal_alignment, dict(wish.least)
+    shortest = 2 if wish.hidden else max(least.get("Tq", 1), least.get("Tk", 1))
     if alignment == "square":
-        return (max(keys, 2),) * 2 if wish.least or wish.hidden else (keys, keys)
+        return (max(keys, shortest),) * 2
     if alignment == "top_left":
         return queries, keys
     if wish.some_empty and "mask" not in flags:
         return max(queries, keys) + (queries == keys), min(queries, keys)
     if queries > keys and not wish.empty:
         queries, keys = keys, queries
-    least = 2 if wish.hidden else dict(wish.least).get("Tq", 1)
-    return max(queries, least), max(keys, least)
+    return max(queries, shortest), max(keys, shortest)
 
 
 def tamed(query: np.ndarray, key: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:

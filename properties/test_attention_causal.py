@@ -31,6 +31,12 @@ from veriformer.subject import Subject
     source="P50",
     relative=False,
     changes=("causal_alignment", "leak", "empty_row"),
+    kills=(
+        "attention.py:causal_plus_one",
+        "attention.py:causal_group_of_four",
+        "attention.py:causal_needs_mask",
+        "attention.py:causal_offset_clamped",
+    ),
 )
 def future_has_no_influence(attention: Subject, case: Case, pick: int) -> None:
     """Output row i depends only on keys j <= i + (Tk - Tq)."""
@@ -44,7 +50,20 @@ def future_has_no_influence(attention: Subject, case: Case, pick: int) -> None:
     expect_unmoved(attention, case, changed, own_rows(case, attention.capabilities) & (rows <= now))
 
 
-@law("attention", case=attention_cases(), pick=PICKS, source="P52", relative=False, changes=("causal_alignment",))
+@law(
+    "attention",
+    case=attention_cases(),
+    pick=PICKS,
+    source="P52",
+    relative=False,
+    changes=("causal_alignment",),
+    kills=(
+        "attention.py:causal_strict",
+        "attention.py:causal_always",
+        "attention.py:causal_gives_zeros",
+        "attention_tiled.py:tail_dropped",
+    ),
+)
 def visible_keys_have_influence(attention: Subject, case: Case, pick: int) -> None:
     """Every key that a row may see changes that row: with a zero query, value 1 among zeros shows."""
     allowed = allowed_keys(case, attention.capabilities)
@@ -60,6 +79,7 @@ def visible_keys_have_influence(attention: Subject, case: Case, pick: int) -> No
     case=attention_cases(lonely=True, square=True, sink=False),
     source="P50, P56",
     changes=("causal_alignment",),
+    kills=("attention.py:scale_after_softmax", "attention_tiled.py:value_tail_dropped"),
 )
 def single_visible_key_gives_its_value(attention: Subject, case: Case) -> None:
     """A row that may see one key only returns the value of that key."""
@@ -75,6 +95,7 @@ def single_visible_key_gives_its_value(attention: Subject, case: Case) -> None:
     needs={"causal"},
     source="P51",
     changes=("causal_alignment",),
+    kills=("attention.py:causal_top_left",),
 )
 def causal_is_the_end_of_the_square(attention: Subject, case: Case, pick: int) -> None:
     """Fewer queries than keys: the rows are the last ones of the square problem.

@@ -13,7 +13,15 @@ from veriformer.properties.attention_changes import evenly, some_row, without_un
 from veriformer.subject import Subject
 
 
-@law("attention", case=attention_cases(), kind="gradient", needs={"gradients"}, source="P63", relative=False)
+@law(
+    "attention",
+    case=attention_cases(),
+    kind="gradient",
+    needs={"gradients"},
+    source="P63",
+    relative=False,
+    kills=("gradient.py:attention_key_has_no_gradient", "gradient.py:attention_bias_has_no_gradient"),
+)
 def gradient_exists(attention: Subject, case: Case) -> None:
     """Query, key, value, bias and sink each get a gradient of their own shape."""
     for name, gradient in attention.gradients(case, differentiable(case)).items():
@@ -31,6 +39,7 @@ def gradient_exists(attention: Subject, case: Case) -> None:
     source="P55",
     relative=False,
     changes=("empty_row",),
+    kills=("gradient.py:attention_softmax_of_empty_rows", "gradient.py:attention_recomputed_from_lse"),
 )
 def gradient_is_finite(attention: Subject, case: Case, pick: int) -> None:
     """Gradients are finite, rows that may see nothing included."""
@@ -48,6 +57,7 @@ def gradient_is_finite(attention: Subject, case: Case, pick: int) -> None:
     needs={"gradients", "causal or mask or window"},
     source="P50, P54",
     relative=False,
+    kills=("gradient.py:attention_gradient_ignores_the_mask",),
 )
 def gradient_of_hidden_keys_is_zero(attention: Subject, case: Case, pick: int) -> None:
     """The gradient of one row is exactly 0 at keys and values hidden from it, in other heads and batch rows."""

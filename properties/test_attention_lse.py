@@ -14,7 +14,20 @@ from veriformer.properties.measured import Measured, expect_equal, measure, meas
 from veriformer.subject import Subject
 
 
-@law("attention_with_lse", case=attention_cases(), source="P61")
+@law(
+    "attention_with_lse",
+    case=attention_cases(),
+    source="P61",
+    kills=(
+        "attention_with_lse.py:lse_base_two",
+        "attention_with_lse.py:lse_before_scale",
+        "attention_with_lse.py:lse_without_bias",
+        "attention_with_lse.py:lse_over_hidden_keys",
+        "attention_with_lse.py:lse_maximum_alone",
+        "attention_with_lse.py:lse_of_first_head",
+        "attention_with_lse.py:lse_mean",
+    ),
+)
 def lse_is_the_logsumexp_of_the_logits(attention_with_lse: Subject, case: Case) -> None:
     """lse = log sum_j exp(logit_j) over the keys a row may see; natural logarithm, after scale, softcap and bias."""
     scale = case.size("D") ** -0.5 if case["scale"] is None else case["scale"]
@@ -32,6 +45,11 @@ def lse_is_the_logsumexp_of_the_logits(attention_with_lse: Subject, case: Case) 
     case=attention_cases(sink=False, causal=False, window=False, least={"Tk": 2}),
     pick=PICKS,
     source="P61",
+    kills=(
+        "attention_with_lse.py:lse_of_shifted",
+        "attention_with_lse.py:out_not_normalised",
+        "attention_with_lse.py:lse_base_two",
+    ),
 )
 def parts_merge(attention_with_lse: Subject, case: Case, pick: int) -> None:
     """Attention over two parts of the keys, weighted by exp(lse), is attention over all of them."""
@@ -43,14 +61,25 @@ def parts_merge(attention_with_lse: Subject, case: Case, pick: int) -> None:
     expect_equal(total, lse)
 
 
-@law("attention_with_lse", case=attention_cases(), also=("attention",), source="P61")
+@law(
+    "attention_with_lse",
+    case=attention_cases(),
+    also=("attention",),
+    source="P61",
+    kills=("attention_with_lse.py:out_not_causal", "attention_with_lse.py:out_not_normalised"),
+)
 def out_equals_attention(attention_with_lse: Subject, attention: Subject, case: Case) -> None:
     """The output beside lse is what attention gives."""
     expect_equal(measure(attention_with_lse, case), measure(attention, case.as_operation("attention")))
 
 
 @law(
-    "attention_with_lse", case=attention_cases(some_empty=True), needs={"causal or mask"}, source="P55", relative=False
+    "attention_with_lse",
+    case=attention_cases(some_empty=True),
+    needs={"causal or mask"},
+    source="P55",
+    relative=False,
+    kills=("attention_with_lse.py:lse_zero_on_empty_rows", "attention_with_lse.py:lse_nan_on_empty_rows"),
 )
 def lse_is_minus_infinity_on_an_empty_row(attention_with_lse: Subject, case: Case) -> None:
     """A row that may see nothing has lse = -inf, with a sink too."""
@@ -59,14 +88,26 @@ def lse_is_minus_infinity_on_an_empty_row(attention_with_lse: Subject, case: Cas
     expect_same(lse, np.full_like(lse, -np.inf), what="lse of an empty row is")
 
 
-@law("attention_with_lse", case=attention_cases(sink=True, empty=True), needs={"sink"}, source="P65")
+@law(
+    "attention_with_lse",
+    case=attention_cases(sink=True, empty=True),
+    needs={"sink"},
+    source="P65",
+    kills=("attention_with_lse.py:lse_with_sink",),
+)
 def lse_ignores_the_sink(attention_with_lse: Subject, case: Case) -> None:
     """The sink has no part in lse."""
     with_sink, without = (measure_all(attention_with_lse, one)[1] for one in (case, case.with_arrays(sink=None)))
     expect_equal(with_sink, without)
 
 
-@law("attention_with_lse", case=attention_cases(sink=True), needs={"sink"}, source="P65")
+@law(
+    "attention_with_lse",
+    case=attention_cases(sink=True),
+    needs={"sink"},
+    source="P65",
+    kills=("attention_with_lse.py:sink_ignored", "attention_with_lse.py:sink_doubled"),
+)
 def sink_scales_by_sigmoid(attention_with_lse: Subject, case: Case) -> None:
     """With a sink the output is the plain one times sigmoid(lse - sink)."""
     out, lse = measure_all(attention_with_lse, case.with_arrays(sink=None))

@@ -28,7 +28,14 @@ from veriformer.subject import Subject
 HIDING = {"causal or mask or window"}
 
 
-@law("attention", case=attention_cases(hidden=True), pick=PICKS, needs=HIDING, source="P54")
+@law(
+    "attention",
+    case=attention_cases(hidden=True),
+    pick=PICKS,
+    needs=HIDING,
+    source="P54",
+    kills=("attention.py:mask_after_softmax", "attention_tiled.py:block_skipped_if_any_hidden"),
+)
 def hidden_equals_deleted(attention: Subject, case: Case, pick: int) -> None:
     """A row comes out as if the keys hidden from it did not exist."""
     allowed = allowed_keys(case, attention.capabilities)
@@ -46,6 +53,13 @@ def hidden_equals_deleted(attention: Subject, case: Case, pick: int) -> None:
     source="P54",
     relative=False,
     changes=("leak", "empty_row"),
+    kills=(
+        "attention.py:mask_added",
+        "attention.py:mask_fill_minus_ten",
+        "attention.py:mask_transposed",
+        "attention.py:mask_first_query",
+        "attention.py:softcap_after_mask",
+    ),
 )
 def hidden_content_has_no_influence(attention: Subject, case: Case, pick: int) -> None:
     """Whatever finite numbers hidden keys and values hold, the rows that do not see them stay the same."""
@@ -65,6 +79,7 @@ def hidden_content_has_no_influence(attention: Subject, case: Case, pick: int) -
     source="P50, P54",
     relative=False,
     changes=("nan_contained", "leak", "empty_row"),
+    kills=("attention.py:nan_leaks",),
 )
 def nan_stays_hidden(attention: Subject, case: Case, pick: int, poison: float, where: str) -> None:
     """NaN or infinity in hidden keys and values does not reach the rows that do not see them."""
@@ -80,6 +95,11 @@ def nan_stays_hidden(attention: Subject, case: Case, pick: int, poison: float, w
     needs={"mask"},
     source="P53",
     changes=("causal_alignment", "mask_means"),
+    kills=(
+        "attention.py:causal_dropped_with_mask",
+        "attention.py:causal_or_mask",
+        "attention.py:causal_dropped_with_window",
+    ),
 )
 def masks_combine(attention: Subject, case: Case) -> None:
     """Causal, window and mask together hide what a single mask of the same keys hides."""
@@ -95,7 +115,13 @@ def infinite_bias_equals_mask(attention: Subject, case: Case) -> None:
     expect_equal(measure(attention, case), measure(attention, added))
 
 
-@law("attention", case=attention_cases(mask=True), needs={"mask"}, source="P53")
+@law(
+    "attention",
+    case=attention_cases(mask=True),
+    needs={"mask"},
+    source="P53",
+    kills=("attention.py:mask_inverted", "attention.py:mask_added"),
+)
 def all_true_mask_changes_nothing(attention: Subject, case: Case) -> None:
     """A mask that hides nothing gives what no mask gives."""
     case = case.with_arrays(mask=np.ones_like(case["mask"]))
@@ -103,7 +129,13 @@ def all_true_mask_changes_nothing(attention: Subject, case: Case) -> None:
 
 
 @law(
-    "attention", case=attention_cases(mask=True, hidden=True), pick=PICKS, needs={"mask"}, source="P52", relative=False
+    "attention",
+    case=attention_cases(mask=True, hidden=True),
+    pick=PICKS,
+    needs={"mask"},
+    source="P52",
+    relative=False,
+    kills=("attention.py:mask_first_query", "attention.py:mask_of_another_sample"),
 )
 def mask_hides(attention: Subject, case: Case, pick: int) -> None:
     """A mask that hides a key changes something: with a zero query, its value 1 among zeros is gone."""
@@ -123,6 +155,16 @@ def mask_hides(attention: Subject, case: Case, pick: int) -> None:
     needs={"window", "mask"},
     source="P53",
     changes=("causal_alignment",),
+    kills=(
+        "attention.py:window_right_needs_causal",
+        "attention.py:window_needs_mask",
+        "attention.py:window_one_wider",
+        "attention.py:window_one_narrower",
+        "attention.py:window_needs_causal",
+        "attention.py:window_from_row_zero",
+        "attention.py:window_swapped",
+        "attention.py:window_none_is_zero",
+    ),
 )
 def window_equals_mask(attention: Subject, case: Case) -> None:
     """window = (left, right) leaves the keys from left before to right after the position i + (Tk - Tq)."""
@@ -134,7 +176,14 @@ def window_equals_mask(attention: Subject, case: Case) -> None:
     expect_equal(measure(attention, case), measure(attention, band.with_keywords(window=None, causal=False)))
 
 
-@law("attention", case=attention_cases(window=True), spare=choice(0, 1, 1000), needs={"window"}, source="P53")
+@law(
+    "attention",
+    case=attention_cases(window=True),
+    spare=choice(0, 1, 1000),
+    needs={"window"},
+    source="P53",
+    kills=("attention.py:causal_dropped_with_window",),
+)
 def wide_window_changes_nothing(attention: Subject, case: Case, spare: int) -> None:
     """A window that reaches beyond every key gives what no window gives."""
     side = max(case.size("Tq"), case.size("Tk")) + spare
@@ -149,6 +198,7 @@ def wide_window_changes_nothing(attention: Subject, case: Case, spare: int) -> N
     source="P55",
     relative=False,
     changes=("empty_row",),
+    kills=("attention.py:empty_row_nan", "attention.py:empty_row_mean"),
 )
 def empty_row_is_as_declared(attention: Subject, case: Case) -> None:
     """A row that may see nothing gives 0, or what empty_row declares."""
@@ -157,7 +207,14 @@ def empty_row_is_as_declared(attention: Subject, case: Case) -> None:
     expect_close(attention(case)[empty], wanted.value[empty], wanted.allowed[empty], what="empty row gives")
 
 
-@law("attention", case=attention_cases(mask=True, least={"Tq": 2}), pick=PICKS, needs={"mask"}, source="P55")
+@law(
+    "attention",
+    case=attention_cases(mask=True, least={"Tq": 2}),
+    pick=PICKS,
+    needs={"mask"},
+    source="P55",
+    kills=("attention_tiled.py:empty_row_blanks_its_head",),
+)
 def empty_row_leaves_others_alone(attention: Subject, case: Case, pick: int) -> None:
     """Hiding everything from one row does not change the others."""
     with_empty = closed(case, case.random(pick))
@@ -171,6 +228,7 @@ def empty_row_leaves_others_alone(attention: Subject, case: Case, pick: int) -> 
     pick=PICKS,
     needs={"mask"},
     source="P54",
+    kills=("attention_tiled.py:first_block_unguarded",),
 )
 def leading_keys_hidden(attention: Subject, case: Case, pick: int) -> None:
     """Hiding the first keys from every row, whole blocks of them included, equals deleting them."""

@@ -1,4 +1,4 @@
-"""What becomes of the scores: scale, bias, softcap, sink, shifts, very large and very low ones."""
+"""What becomes of the scores: scale, bias, shifts, very large and very low ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import math
 import numpy as np
 
 from veriformer.case import Case
-from veriformer.expect import expect_between, expect_different, expect_finite, expect_same
+from veriformer.expect import expect_different, expect_finite, expect_same
 from veriformer.law import choice, law
 from veriformer.oracle import allowed_keys
 from veriformer.properties.attention_cases import PICKS, attention_cases
 from veriformer.properties.attention_changes import (
     edge_key,
     evenly,
-    keep,
     loud,
     visible_mean,
     weighing,
@@ -31,6 +30,7 @@ from veriformer.subject import Subject
     needs={"scale"},
     source="P08",
     changes=("scale_power_of_two",),
+    kills=("attention.py:scale_twice", "attention.py:softcap_before_scale", "attention.py:sink_scaled"),
 )
 def scale_is_inverse_temperature(attention: Subject, case: Case, factor: float) -> None:
     """A scale c times as large equals a query c times as large; bit for bit where c is a power of four.
@@ -48,7 +48,19 @@ def scale_is_inverse_temperature(attention: Subject, case: Case, factor: float) 
         expect_equal(measure(attention, colder), measure(attention, longer))
 
 
-@law("attention", case=attention_cases(scale=False), needs={"scale"}, source="P48")
+@law(
+    "attention",
+    case=attention_cases(scale=False),
+    needs={"scale"},
+    source="P48",
+    kills=(
+        "attention.py:default_scale_one",
+        "attention.py:default_scale_inverse_width",
+        "attention.py:scale_over_all_heads",
+        "attention.py:scale_from_padded_width",
+        "attention.py:scale_from_value_width",
+    ),
+)
 def default_scale_is_inverse_root_width(attention: Subject, case: Case) -> None:
     """Without a scale, it is D^-1/2."""
     given = case.with_keywords(scale=case.size("D") ** -0.5)
@@ -62,6 +74,7 @@ def default_scale_is_inverse_root_width(attention: Subject, case: Case) -> None:
     needs={"scale"},
     source="P09",
     relative=False,
+    kills=("attention.py:scale_ignored",),
 )
 def scale_matters(attention: Subject, case: Case, pick: int) -> None:
     """Twice the scale gives more weight to the key that matches best."""
@@ -82,26 +95,44 @@ def scale_matters(attention: Subject, case: Case, pick: int) -> None:
     case=attention_cases(scale=True, bias=False, sink=False),
     needs={"scale", "nonpositive_scale"},
     source="P60",
+    kills=("attention.py:mask_before_scale", "attention.py:scale_zero_is_default"),
 )
 def zero_scale_averages(attention: Subject, case: Case) -> None:
     """scale = 0 gives the plain mean of the values that a row may see."""
     expect_equal(measure(attention, case.with_keywords(scale=0.0)), visible_mean(case, attention.capabilities))
 
 
-@law("attention", case=attention_cases(scale=True), needs={"scale", "nonpositive_scale"}, source="P60")
+@law(
+    "attention",
+    case=attention_cases(scale=True),
+    needs={"scale", "nonpositive_scale"},
+    source="P60",
+    kills=("attention.py:scale_sign_lost",),
+)
 def negative_scale_negates_the_query(attention: Subject, case: Case) -> None:
     """A scale of -s is a scale of s with the query negated."""
     negative = case.with_keywords(scale=-case["scale"])
     expect_equal(measure(attention, negative), measure(attention, case.with_arrays(q=-case["q"])))
 
 
-@law("attention", case=attention_cases(bias=False, sink=False), source="P60")
+@law(
+    "attention",
+    case=attention_cases(bias=False, sink=False),
+    source="P60",
+    kills=("attention.py:recency_kept", "attention_tiled.py:tail_counts_phantom_keys"),
+)
 def zero_query_averages_visible_values(attention: Subject, case: Case) -> None:
     """A query of zeros gives the plain mean of the values that a row may see."""
     expect_equal(measure(attention, evenly(case)), visible_mean(case, attention.capabilities))
 
 
-@law("attention", case=attention_cases(softcap=False, sink=False), pick=PICKS, source="P59")
+@law(
+    "attention",
+    case=attention_cases(softcap=False, sink=False),
+    pick=PICKS,
+    source="P59",
+    kills=("attention.py:no_maximum", "attention_tiled.py:tail_counts_phantom_keys"),
+)
 def key_shift_changes_nothing(attention: Subject, case: Case, pick: int) -> None:
     """The same vector added to every key adds the same to all logits of a row, and changes nothing."""
     case = case.with_arrays(k=whole(case["k"]))
@@ -109,7 +140,14 @@ def key_shift_changes_nothing(attention: Subject, case: Case, pick: int) -> None
     expect_equal(measure(attention, case.with_arrays(k=case["k"] + shift)), measure(attention, case))
 
 
-@law("attention", case=attention_cases(bias=True, sink=False), pick=PICKS, needs={"bias"}, source="P59")
+@law(
+    "attention",
+    case=attention_cases(bias=True, sink=False),
+    pick=PICKS,
+    needs={"bias"},
+    source="P59",
+    kills=("attention.py:bias_before_softcap", "attention.py:bias_as_boolean"),
+)
 def constant_bias_changes_nothing(attention: Subject, case: Case, pick: int) -> None:
     """One number added to the bias of a whole row changes nothing."""
     bias = np.broadcast_to(whole(case["bias"]), (*case["q"].shape[:3], case.size("Tk")))
@@ -118,7 +156,19 @@ def constant_bias_changes_nothing(attention: Subject, case: Case, pick: int) -> 
     expect_equal(measure(attention, case.with_arrays(bias=bias + shift)), measure(attention, even))
 
 
-@law("attention", case=attention_cases(bias=True, sink=False), pick=PICKS, needs={"bias"}, source="P62")
+@law(
+    "attention",
+    case=attention_cases(bias=True, sink=False),
+    pick=PICKS,
+    needs={"bias"},
+    source="P62",
+    kills=(
+        "attention.py:bias_scaled",
+        "attention.py:bias_negated",
+        "attention.py:bias_as_boolean",
+        "attention.py:bias_dropped_with_mask",
+    ),
+)
 def bias_multiplies_odds(attention: Subject, case: Case, pick: int) -> None:
     """A bias b on one of n equal keys gives it the weight e^b / (e^b + n - 1)."""
     rng, allowed = case.random(pick), allowed_keys(case, attention.capabilities)
@@ -130,14 +180,25 @@ def bias_multiplies_odds(attention: Subject, case: Case, pick: int) -> None:
     expect_equal(measure(attention, biased), wanted[..., None])
 
 
-@law("attention", case=attention_cases(), top=choice(1e3, 1e5), source="P07", relative=False)
+@law(
+    "attention",
+    case=attention_cases(),
+    top=choice(1e3, 1e5),
+    source="P07",
+    relative=False,
+    kills=("attention.py:softcap_overflows", "attention.py:no_maximum"),
+)
 def large_logits_stay_finite(attention: Subject, case: Case, top: float) -> None:
     """Logits far beyond where exp overflows give finite results."""
     expect_finite(attention(loud(case, top)))
 
 
 @law(
-    "attention", case=attention_cases(softcap=False, sink=False), depth=choice(60.0, 900.0, 20000.0), source="P07, P57"
+    "attention",
+    case=attention_cases(softcap=False, sink=False),
+    depth=choice(60.0, 900.0, 20000.0),
+    source="P07, P57",
+    kills=("attention_tiled.py:tail_counts_phantom_keys",),
 )
 def low_logits_keep_their_mass(attention: Subject, case: Case, depth: float) -> None:
     """The weights of a row sum to 1 where all of its logits are far below 0."""
@@ -145,62 +206,3 @@ def low_logits_keep_their_mass(attention: Subject, case: Case, depth: float) -> 
     low = np.full(case["k"].shape, -depth / case.size("D") ** 0.5)
     deep = case.with_arrays(q=np.ones_like(case["q"]), k=low - np.abs(whole(case["k"])), v=np.ones_like(case["v"]))
     expect_equal(measure(attention, deep), 1.0)
-
-
-@law("attention", case=attention_cases(softcap=True), needs={"softcap"}, source="P65")
-def large_softcap_changes_nothing(attention: Subject, case: Case) -> None:
-    """A softcap far above every score gives what no softcap gives."""
-    case = case.with_arrays(q=whole(case["q"], 2), k=whole(case["k"], 2))
-    scale = case.size("D") ** -0.5 if case["scale"] is None else case["scale"]
-    # c tanh(s / c) = s (1 - (s / c)^2 / 3 + ...): the second term is below a twelfth of a roundoff.
-    cap = 2 * 4 * case.size("D") * scale * attention.precision.u_out**-0.5
-    capped, plain = case.with_keywords(softcap=cap), case.with_keywords(softcap=None)
-    expect_equal(measure(attention, capped), measure(attention, plain))
-
-
-@law(
-    "attention",
-    case=attention_cases(softcap=True, bias=False, sink=False),
-    pick=PICKS,
-    cap=choice(1.0, 2.0),
-    needs={"softcap"},
-    source="P65",
-)
-def softcap_bounds_the_odds(attention: Subject, case: Case, pick: int, cap: float) -> None:
-    """Scores within [-c, c]: among n keys none weighs less than e^-2c / (n - 1 + e^-2c), or more than with e^2c."""
-    allowed = allowed_keys(case, attention.capabilities)
-    key = edge_key(allowed, case.random(pick))
-    rows = allowed[..., key]
-    n = allowed.sum(-1)[rows][:, None]
-    weight = measure(attention, weighing(loud(case, 1e3), key).with_keywords(softcap=cap))[rows]
-    low, high = (math.exp(odds) / (n - 1 + math.exp(odds)) for odds in (-2 * cap, 2 * cap))
-    expect_between(weight.value, low, high, weight.allowed, what=f"the weight of key {key}")
-
-
-@law(
-    "attention",
-    case=attention_cases(sink=True, bias=True, causal=False, window=False),
-    needs={"sink", "bias"},
-    source="P65",
-)
-def sink_equals_an_extra_key_of_value_zero(attention: Subject, case: Case) -> None:
-    """A sink is one more key, visible to all, with the sink as its logit and 0 as its value."""
-    longer = keep(case, Tk=[0, *range(case.size("Tk"))])
-    bias = np.broadcast_to(longer["bias"], (*case["q"].shape[:3], longer.size("Tk"))).copy()
-    bias[..., 0] = case["sink"][:, None]
-    k, v, mask = longer["k"].copy(), longer["v"].copy(), longer["mask"]
-    k[:, :, 0], v[:, :, 0] = 0.0, 0.0
-    if mask is not None:
-        mask = mask.copy()
-        mask[..., 0] = True
-    extra = longer.with_arrays(k=k, v=v, mask=mask, bias=bias, sink=None)
-    expect_equal(measure(attention, case), measure(attention, extra))
-
-
-@law("attention", case=attention_cases(sink=True), needs={"sink"}, source="P65")
-def low_sink_changes_nothing(attention: Subject, case: Case) -> None:
-    """A sink far below every logit gives what no sink gives."""
-    scale = case.size("D") ** -0.5 if case["scale"] is None else case["scale"]
-    reach = float(np.abs(case["q"]).max() * np.abs(case["k"]).max()) * case.size("D") * scale
-    low = case.with_arrays(sink=np.full_like(case["sink"], -2 * reach - 1000.0))
-    expect_equal(measure(attention, low), measure(attention, case.with_arrays(sink=None)))

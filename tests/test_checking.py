@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys import SOFTMAX, implementation, softmax
 
 import veriformer
-from toys import SOFTMAX, implementation, softmax
 from veriformer.calling import UsageError
 from veriformer.catalogue import all_laws
 from veriformer.checking import RED, Report, Settings, check, judge, missing_features
@@ -130,7 +130,7 @@ def test_the_time_limit_leaves_the_rest_unjudged() -> None:
 
     start = time.monotonic()
     report = quick(slow, laws=["softmax"], effort="ci", max_time=0.3)
-    assert report.exit_code == 4 and report.complete and time.monotonic() - start < 5
+    assert report.exit_code == 4 and report.complete and time.monotonic() - start < 15
     assert report.rows[-1].verdict == "not_run" and report.rows[-1].reason == "time limit"
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from toys import SOFTMAX, run_python
+
 from veriformer import cli
 from veriformer.catalogue import all_laws
 from veriformer.report import record

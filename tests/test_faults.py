@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 import pytest
-
 from toys import faulty, faulty_files
+
 from veriformer.catalogue import all_laws
 from veriformer.checking import RED
 from veriformer.law import find_laws

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from toys import SOFTMAX, run_python
+
 from veriformer import isolate
 from veriformer.boundary import Outcome, Request
 from veriformer.calling import UsageError
@@ -50,7 +50,7 @@ REQUEST = Request({"x": np.array([0.0, 0.0])}, {}, "float32")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     path = tmp_path_factory.mktemp("worker") / "hostile.py"
     path.write_text(HOSTILE)
-    one = Remote(str(path), Options(), patience=0.3)
+    one = Remote(str(path), Options())
     yield one
     one.close()
 
@@ -90,22 +90,21 @@ def gone(pid: int, seconds: float = 5) -> bool:
     ],
 )
 def test_a_hostile_call_is_one_outcome_and_the_next_call_is_answered(
-    remote: Remote, variant: str, kind: str, words: str, capfd: pytest.CaptureFixture[str]
+    remote: Remote, variant: str, kind: str, words: str
 ) -> None:
-    remote.hung = False
+    remote.hung, remote.patience = False, 0.3 if kind == "timeout" else 20.0
     outcome = call(remote, variant)
     assert (outcome.kind, outcome.message[: len(words)]) == (kind, words)
-    remote.patience = 5.0
+    remote.hung, remote.patience = False, 20.0
     assert call(remote, "fine").results[0].tolist() == [0.5, 0.5]
-    remote.patience = 0.3
-    assert capfd.readouterr() == ("", "")
 
 
 def test_patience_is_shorter_after_the_first_hang(remote: Remote) -> None:
-    remote.hung, remote.patience, remote.slowest = True, 20.0, 1e-4
-    start = time.monotonic()
+    remote.hung, remote.patience, remote.slowest = False, 0.3, 1e-4
+    assert call(remote, "sleeps").kind == "timeout"
+    remote.patience, start = 20.0, time.monotonic()
     assert call(remote, "sleeps").kind == "timeout" and time.monotonic() - start < 5
-    remote.hung, remote.patience = False, 0.3
+    remote.hung = False
 
 
 def test_the_parent_holds_nothing_of_the_target(remote: Remote) -> None:
@@ -151,12 +150,14 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     assert not pid.exists() or gone(int(pid.read_text()))
 
 
-def test_an_import_that_prints_disturbs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_prints_disturbs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     one = import_of("print('hello ' * 50000, flush=True)" + SOFTMAX, tmp_path)
     assert one.call("target.py:softmax", "softmax", REQUEST).kind == "ok"
     one.close()
-    assert one.process.returncode == 0
+    assert one.process.returncode == 0 and capfd.readouterr() == ("", "")
 
 
 def test_closing_ends_the_worker_and_its_hanging_child(tmp_path: Path) -> None:

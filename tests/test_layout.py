@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from toys import ROOT, run_python
 
 import veriformer
-from toys import ROOT, run_python
 
 FRONT = {"plugin", "cli", "checking", "conform", "report", "catalogue", "__main__"}
 """Modules of veriformer/ that know the laws; what else lies there is the core."""

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-
 from toys import ROOT
+
 from veriformer.catalogue import LEVEL, all_laws, level, tentative
 from veriformer.declarations import Capabilities
 from veriformer.law import KINDS

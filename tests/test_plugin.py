@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from toys import ROOT, SOFTMAX, softmax
 
-from toys import ROOT, SOFTMAX
+import veriformer
 from veriformer.catalogue import all_laws
 
 pytest_plugins = ["pytester"]
@@ -121,6 +122,13 @@ def test_a_conformance_class_knows_expected_failures(pytester: pytest.Pytester) 
     done = run(pytester, "test_mine.py", "test_gone.py")
     done.assert_outcomes(xfailed=1, failed=1)
     done.stdout.fnmatch_lines(["*XPASS  softmax/equals-the-reference*", "*remove this entry: twice*"])
+
+
+def test_a_conformance_class_of_something_unknown_is_a_usage_error() -> None:
+    with pytest.raises(veriformer.UsageError, match="unknown operation 'sofmax'; nearest is 'softmax'"):
+        veriformer.conformance(sofmax=softmax)
+    with pytest.raises(veriformer.UsageError, match=r"Expected\('softmax/none'\): there is no such law; nearest is"):
+        veriformer.conformance(softmax=softmax, expected=[veriformer.Expected("softmax/none", "a reason")])
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="pytest-xdist is not installed")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from toys import SOFTMAX
+
 from veriformer import cli
 from veriformer.boundary import Request
 from veriformer.calling import UsageError

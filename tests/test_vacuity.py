@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from toys import Everything, faulty, faulty_files
+
 from veriformer.boundary import Outcome, Request
 from veriformer.catalogue import all_laws
 from veriformer.checking import RED, in_process
@@ -21,10 +21,16 @@ from veriformer.targets import Options, load
 WITHOUT_KILLS: dict[str, str] = {}
 """Names of laws that reject no planted fault -> why that is so, and what shows that they are not empty."""
 
-FAMILIES: dict[str, list[Law]] = {}
-"""Laws that share one function, by their name and file."""
-for one in all_laws():
-    FAMILIES.setdefault(f"{one.function.__module__.rpartition('.')[2]}:{one.name}", []).append(one)
+
+def families() -> dict[str, list[Law]]:
+    """Laws that share one function, by their file and name."""
+    found: dict[str, list[Law]] = {}
+    for law in all_laws():
+        found.setdefault(f"{law.function.__module__.rpartition('.')[2]}:{law.name}", []).append(law)
+    return found
+
+
+FAMILIES = families()
 KILLS = [(family, kill) for family, laws in FAMILIES.items() for kill in laws[0].kills]
 WRONG: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "zeros": np.zeros_like,

@@ -20,7 +20,8 @@ from veriformer.case import Case
 from veriformer.catalogue import all_laws
 from veriformer.checking import in_process
 from veriformer.declarations import Expected
-from veriformer.law import Law, Recipe, find_laws
+from veriformer.expect import expect_finite
+from veriformer.law import Law, Recipe, find_laws, law
 from veriformer.running import Item, Row
 from veriformer.subject import Implementation
 from veriformer.targets import Options, load, load_functions
@@ -88,12 +89,37 @@ def row_case(*values: float, dtype: str = "float32") -> Case:
     return Case("softmax", {"x": np.array(values)}, dtype=dtype)
 
 
+PLAIN = cases_of(row_case(0, 1), row_case(0, 1, 2))
+"""Two short rows."""
+
+
+def toy_law(body: Callable[..., None] = lambda softmax, case: expect_finite(softmax(case)), **words: Any) -> Law:
+    """A law of softmax with this body."""
+
+    def toy(softmax: Any, case: Case, *others: Any) -> None:
+        """A law for a test."""
+        body(softmax, case, *others)
+
+    return law("softmax", case=words.pop("case", PLAIN), **words)(toy)  # type: ignore[no-any-return]
+
+
+def refusing(*lengths: int) -> Callable[..., np.ndarray]:
+    """A softmax that declines rows of these lengths."""
+
+    def function(x: np.ndarray) -> np.ndarray:
+        if len(x) in lengths:
+            raise ValueError("this length is not supported")
+        return softmax(x)
+
+    return function
+
+
 def crossed(
     function: Callable[..., Any], values: Sequence[float] = (0.0, 1.0, 2.0), framework: str = "numpy"
 ) -> Outcome:
     """What the boundary makes of one softmax call."""
     boundary = load_functions({"softmax": function}, Options(framework=framework), "toy").boundaries["softmax"]
-    return boundary.cross(Request({"x": np.array(values)}, {}, "float32"))
+    return boundary.cross(Request({"x": np.array(values)}, {}, "float32", watch=True))
 
 
 def run_python(*arguments: str, folder: Path, **rest: Any) -> subprocess.CompletedProcess[str]:

@@ -137,8 +137,10 @@ class Boundary:
             return aliased, "changed an earlier result"
         return aliased, ""
 
-    def _heads_first(self, value: Any) -> Any:
-        return self.framework.permute(value, (0, 2, 1, 3)) if value.ndim == 4 else value
+    def _heads_swapped(self, value: Any) -> Any:
+        """From BTHD to BHTD, or back, where that layout is declared."""
+        swapped = self.capabilities.layout == "BTHD" and value.ndim == 4
+        return self.framework.permute(value, (0, 2, 1, 3)) if swapped else value
 
     def _bytes(self, native: Any) -> bytes:
         values: bytes = self.framework.read(native)[0].tobytes()
@@ -188,7 +190,9 @@ class Boundary:
 
     def _gradients(self, request: Request, results: list[Any], natives: dict[str, Any]) -> dict[str, Any]:
         cotangents = [
-            None if c is None else self.framework.native(c, self.framework.read(r)[1], "contiguous")
+            None
+            if c is None
+            else self._heads_swapped(self.framework.native(c, self.framework.read(r)[1], "contiguous"))
             for r, c in zip(results, request.cotangents, strict=True)
         ]
         return self.framework.gradients(  # type: ignore[no-any-return]
@@ -199,9 +203,8 @@ class Boundary:
         self, request: Request, results: list[Any], natives: dict[str, Any], gradients: dict[str, Any]
     ) -> Outcome:
         aliased, stale = self._shared(results, natives) if request.watch else ([], "")
-        if self.capabilities.layout == "BTHD":
-            results = [self._heads_first(result) for result in results]
-            gradients = {n: g if g is None else self._heads_first(g) for n, g in gradients.items()}
+        results = [self._heads_swapped(result) for result in results]
+        gradients = {n: g if g is None else self._heads_swapped(g) for n, g in gradients.items()}
         read = [self.framework.read(result) for result in results]
         self.kept = [(r, values.copy()) for r, (values, _) in zip(results, read, strict=True)] if request.watch else []
         found = {n: None if g is None else self.framework.read(g)[0] for n, g in gradients.items()}

@@ -70,9 +70,7 @@ def preamble(row: Row, failure: Failure, torch: bool, large: bool, implementatio
     text += ["Exit code 1 while the fault is there, 0 once it is gone."]
     wrapper = textwrap.TextWrapper(110, break_long_words=False, break_on_hyphens=False)
     # a docstring is quoted text: nothing in it may end it or be read as an escape
-    safe = [
-        part.replace("\\", "/").replace('"""', "'''") for line in text for part in (wrapper.wrap(line) or [""])
-    ]
+    safe = [part.replace("\\", "/").replace('"""', "'''") for line in text for part in (wrapper.wrap(line) or [""])]
     lines = ['"""' + safe[0], *safe[1:], '"""', "", "import importlib", "import importlib.util", "import math"]
     lines += ["import signal", "import sys", "", "import numpy as np"]
     bfloat = row.dtype == "bfloat16" and not torch
@@ -152,14 +150,19 @@ class Body:
         several = call.operation == "attention_with_lse"
         return f"results{number} = {text}" if several else f"results{number} = [{text}]"
 
+    def swapped(self, call: Call) -> bool:
+        """Whether the function wants its heads after the positions."""
+        return self.implementation.description.capabilities[call.operation].layout == "BTHD"
+
     def gradient_lines(self, call: Call, number: int) -> list[str]:
         """Lines that take the gradients the law asked for."""
         if call.gradient is None:
             return []
         inputs = ", ".join(f"{name}{number}" for name in call.gradient)
-        seed = Literal(
-            np.asarray(call.cotangents[0]), call.outcome.dtypes[0] if call.outcome.dtypes else call.case.dtype, ""
-        )
+        values = np.asarray(call.cotangents[0])
+        if self.swapped(call) and values.ndim == 4:
+            values = values.transpose(0, 2, 1, 3)
+        seed = Literal(values, call.outcome.dtypes[0] if call.outcome.dtypes else call.case.dtype, "")
         weight = self.array(seed, f"cotangent{number}")
         return [
             f"cotangent{number} = {weight}",

@@ -73,8 +73,7 @@ class Checks(Body):
         """One element of one call's output."""
         call = failure.calls[element.call]
         index = list(element.index)
-        swapped = self.implementation.description.capabilities[call.operation].layout == "BTHD"
-        if swapped and len(index) == 4 and (element.result in (0, "q", "k", "v")):
+        if self.swapped(call) and len(index) == 4 and (element.result in (0, "q", "k", "v")):
             index[1], index[2] = index[2], index[1]
         place = f"[{', '.join(map(str, index))}]" if index else ""
         number = element.call + 1
@@ -134,7 +133,7 @@ class Checks(Body):
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
         shapes = [list(shape) for shape in oracle.shapes(call.case.as_operation(call.operation))]
-        if self.implementation.description.capabilities[call.operation].layout == "BTHD":
+        if self.swapped(call):
             shapes[0][1], shapes[0][2] = shapes[0][2], shapes[0][1]
         self.line(f"wanted = {[tuple(shape) for shape in shapes]}", "got = [tuple(r.shape) for r in results1]")
         self.end("got == wanted", "'shapes', got, 'wanted', wanted")

@@ -258,13 +258,27 @@ def summary(console: Console, report: Report) -> None:
 
 def suggestions(report: Report) -> list[str]:
     """Lines about items that were mostly refused, with a declaration to paste where one explains it."""
-    lines: dict[str, None] = {}
+    lines = list(dtype_lines(report))
+    open_rows: dict[tuple[str, str], list[Row]] = {}
     for row in report.rows:
         if row.verdict == "incomplete" and row.refused:
-            hint = declaration(row)
-            tail = f"; if that is meant: {hint}" if hint else ""
-            lines.setdefault(f"{row.implementation} {row.law.id} {row.dtype}: {row.reason}{tail}")
-    return list(lines)[:12]
+            open_rows.setdefault((row.implementation, row.law.id), []).append(row)
+    for (name, law), rows in open_rows.items():
+        hint = declaration(rows[0])
+        tail = f"; if that is meant: {hint}" if hint else ""
+        lines.append(f"{name} {law} in {', '.join(row.dtype for row in rows)}: {rows[0].reason}{tail}")
+    return lines[:12]
+
+
+def dtype_lines(report: Report) -> Iterable[str]:
+    """A declaration for implementations that run in some dtypes only."""
+    roots = [row for row in report.rows if row.law.root]
+    for name, operation in dict.fromkeys((row.implementation, row.law.operation) for row in roots):
+        mine = [row for row in roots if (row.implementation, row.law.operation) == (name, operation)]
+        good = list(dict.fromkeys(row.dtype for row in mine if row.verdict == "pass"))
+        raised = [row for row in mine if row.failure is not None and row.failure.kind == "raised"]
+        if good and raised:
+            yield f"{name}: {operation} runs in some dtypes only; if that is meant: --declare dtypes={','.join(good)}"
 
 
 def declaration(row: Row) -> str:

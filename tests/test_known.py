@@ -1,0 +1,127 @@
+"""Expected failures: strict, asleep unless their conditions hold, and blind only where they say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import cases_of, implementation, judged, refusing, row_case, softmax, toy_law
+
+from veriformer.calling import UsageError
+from veriformer.case import Case
+from veriformer.declarations import Expected
+from veriformer.expect import expect_close
+from veriformer.known import awake, holds
+from veriformer.law import Law
+from veriformer.running import Item
+
+
+def short() -> Law:
+    """Does not hold for rows longer than 2."""
+    return toy_law(lambda softmax, case: expect_close(case.size("0") > 2 and softmax(case).size > 0, 0, 0))
+
+
+def expecting(x: list[float], **words: Any) -> Expected:
+    return Expected("softmax/toy", "long rows are known to be wrong", case={"x": x}, **words)
+
+
+def test_an_expected_failure_that_still_fails_is_xfail_and_the_search_is_off() -> None:
+    row = judged(short(), softmax=softmax, expected=[expecting([0, 1, 2])])
+    assert (row.verdict, row.reason) == ("xfail", "long rows are known to be wrong")
+    assert row.search == "off: long rows are known to be wrong" and row.cases == 0
+
+
+def test_an_expected_failure_that_is_gone_is_xpass() -> None:
+    row = judged(short(), softmax=softmax, expected=[expecting([0, 1])])
+    assert row.verdict == "xpass" and row.reason.startswith("no longer fails; remove this entry: long rows")
+
+
+def test_an_expected_failure_that_is_refused_by_now_is_xpass() -> None:
+    row = judged(short(), softmax=refusing(3), expected=[expecting([0, 1, 2])])
+    assert row.verdict == "xpass" and row.reason.startswith("refused now (ValueError: this length")
+
+
+def test_a_where_condition_leaves_the_rest_to_be_judged() -> None:
+    long = cases_of(row_case(0, 1), row_case(0, 1, 2), row_case(0, 1, 2, 3))
+    one = replace(short(), recipes={"case": long})
+    narrow = judged(one, softmax=softmax, expected=[expecting([0, 1, 2], where="axis < 0 and dtype == 'float32'")])
+    assert (narrow.verdict, narrow.masked, narrow.cases) == ("xfail", 3, 0)
+    wrong = judged(one, softmax=softmax, expected=[expecting([0, 1, 2], where="axis > 0")])
+    assert wrong.verdict == "fail" and wrong.masked == 0
+
+
+@pytest.mark.parametrize(
+    ("when", "wanted"),
+    [
+        ({}, True),
+        ({"dtype": "float32"}, True),
+        ({"dtype": "bfloat16, float16"}, False),
+        ({"torch": "<2.14"}, True),
+        ({"torch": "<2.14", "dtype": "float64"}, False),
+        ({"torch": ">=2.14"}, False),
+        ({"numpy": ">=1"}, False),
+        ({"jax": ">=0.9"}, True),
+    ],
+)
+def test_an_entry_sleeps_unless_its_conditions_hold(when: dict[str, str], wanted: bool) -> None:
+    assert awake(expecting([0.0], when=when), "float32", {"torch": "2.13.0+cpu", "jax": "0.9.1.dev3"}) is wanted
+
+
+def test_a_sleeping_entry_changes_nothing() -> None:
+    row = judged(short(), softmax=softmax, expected=[expecting([0, 1, 2], when={"dtype": "float64"})])
+    assert row.verdict == "fail" and row.expected is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (expecting([0.0], when={"torch": "new"}), "when torch='new' is no version condition"),
+        (Expected("softmax/toy", "why"), "needs a pinned case"),
+        (Expected("softmax/toy", "why", case={"y": [0]}), "'y' is not one of its names"),
+        (expecting([0, 1, 2], where="axis <"), "where='axis <' cannot be read"),
+    ],
+)
+def test_an_entry_that_cannot_be_read_is_a_usage_error(entry: Expected, words: str) -> None:
+    toy = implementation(softmax=softmax, expected=[entry])
+    toy = replace(toy, description=replace(toy.description, versions={"torch": "2.13.0"}))
+    with pytest.raises(UsageError, match=words):
+        Item(short(), toy, "float32", "smoke").run()
+
+
+SHAPES = {"q": (1, 1, 2, 4), "k": (1, 1, 3, 4), "v": (1, 1, 3, 1)}
+ATTENTION = Case(
+    "attention",
+    {"mask": np.ones((1, 1, 1, 3), bool), **{name: np.ones(shape) for name, shape in SHAPES.items()}},
+    {"causal": True, "scale": -1.0},
+)
+
+
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("causal and scale <= 0", True),
+        ("causal and not scale <= 0", False),
+        ("scale == -1.0 or softcap > 0", True),
+        ("softcap > 0", False),
+        ("softcap == None", True),
+        ("Tq < Tk", True),
+        ("2 <= Tk < 3", False),
+        ("mask and not bias", True),
+        ("dtype != 'bfloat16'", True),
+        ("scale < +1", True),
+        ("window == None and D >= 4", True),
+    ],
+)
+def test_conditions_speak_of_keywords_options_sizes_and_dtype(condition: str, wanted: bool) -> None:
+    assert holds(condition, ATTENTION, "float32") is wanted
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["causal +", "clausal", "print(1)", "scale + 1 > 0", "q[0] > 1", "dtype < 3", "1 if causal else 2", "D in (4,)"],
+)
+def test_any_other_condition_is_a_usage_error(condition: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read .* names are dtype, causal, scale, window"):
+        holds(condition, ATTENTION, "float32")
