@@ -108,7 +108,13 @@ def masks_combine(attention: Subject, case: Case) -> None:
     expect_equal(measure(attention, case), measure(attention, one.with_keywords(causal=False, window=None)))
 
 
-@law("attention", case=attention_cases(mask=True, bias=False), needs={"mask", "bias", "infinite_bias"}, source="P53")
+@law(
+    "attention",
+    case=attention_cases(mask=True, bias=False),
+    needs={"mask", "bias", "infinite_bias"},
+    source="P53",
+    kills=("attention.py:bias_infinity_clipped",),
+)
 def infinite_bias_equals_mask(attention: Subject, case: Case) -> None:
     """A bias of -inf hides a key as False in the mask does."""
     added = case.with_arrays(mask=None, bias=np.where(case["mask"], 0.0, -np.inf))

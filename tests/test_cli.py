@@ -116,8 +116,9 @@ def test_a_report_that_cannot_be_written_is_a_usage_error(words: list[str], caps
 
 
 def test_an_output_folder_that_cannot_be_written_is_replaced_and_said_once(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
     (folder / "taken").write_text("a file")
     assert check("softmax=right.py:softmax", "--output", "taken") == 0
     out = " ".join(capsys.readouterr().out.split())

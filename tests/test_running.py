@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from toys import PLAIN, cases_of, implementation, judged, refusing, row_case, softmax, toy_law
+from toys import PLAIN, ROOT, cases_of, implementation, judged, refusing, row_case, run_python, softmax, toy_law
 
 from veriformer.calling import UsageError
 from veriformer.checking import Turn
@@ -123,6 +124,23 @@ def seen(name: str, seed: int, dtype: str = "float32", effort: str = "ci") -> li
 
 def test_the_same_seed_draws_the_same_cases() -> None:
     assert seen("one", 3) == seen("one", 3)
+
+
+DRAWS = """
+import sys
+sys.path.insert(0, {tests!r})
+import test_running
+{more}
+print(test_running.seen("one", 3))
+"""
+
+
+def test_the_same_seed_draws_the_same_cases_whatever_else_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(f"NUMBERS = {list(range(1000, 3000, 7))}")
+    (tmp_path / "few.py").write_text(DRAWS.format(tests=str(ROOT / "tests"), more=""))
+    (tmp_path / "many.py").write_text(DRAWS.format(tests=str(ROOT / "tests"), more="import other"))
+    few, many = (run_python(f"{name}.py", folder=tmp_path) for name in ("few", "many"))
+    assert few.returncode == 0 and few.stdout == many.stdout and few.stdout.count(",") > 20
 
 
 def test_other_laws_seeds_and_dtypes_draw_other_cases() -> None:

@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 from veriformer.declarations import Capabilities, Fault
 
 FRAMEWORK = "numpy"
-CAPABILITIES = {"attention": Capabilities(nonpositive_scale=True, nan_contained=True, rounds_probabilities=False)}
+CAPABILITIES = {
+    "attention": Capabilities(
+        nonpositive_scale=True, nan_contained=True, infinite_bias=True, rounds_probabilities=False
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,8 @@ def _bias(o: _Options, shape: tuple[int, ...], fault: str) -> Any:
     bias = np.broadcast_to(_wide(o.bias), shape)
     if fault == "bias_first_head":
         bias = bias[:, :1]
+    if fault == "bias_infinity_clipped":
+        bias = np.maximum(bias, bias.dtype.type(-10))
     return {"bias_scaled": bias * o.scale, "bias_negated": -bias}.get(fault, bias)
 
 
@@ -208,7 +214,10 @@ def _sink(o: _Options, shape: tuple[int, ...], fault: str) -> NDArray | None:
         return None
     sink = _wide(o.sink)[None, :, None, None]
     first = np.broadcast_to(sink[:, :1], sink.shape)
-    return {"sink_scaled": sink * o.scale, "sink_first_head": first}.get(fault, sink).astype(sink.dtype)
+    beside_one = np.logaddexp(sink, 0)
+    return {"sink_scaled": sink * o.scale, "sink_first_head": first, "sink_plus_one": beside_one}.get(
+        fault, sink
+    ).astype(sink.dtype)
 
 
 def _softmax_times(logits: NDArray, value: NDArray, seen: NDArray, sink: NDArray | None, fault: str) -> NDArray:
@@ -338,6 +347,12 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "sink_scaled": ("mutation: the sink scaled like a score", "the sink is multiplied by the scale"),
         "sink_first_head": ("mutation: per-head sinks read once", "every head has head 0's sink"),
         "sink_ignored": ("mutation: an accepted option without effect", "the sink has no effect"),
+    },
+    "low-sink-changes-nothing": {
+        "sink_plus_one": ("mutation: softmax-off-by-one left on", "1 is added to the denominator beside the sink"),
+    },
+    "infinite-bias-equals-mask": {
+        "bias_infinity_clipped": ("mutation: the bias clamped to keep it finite", "a bias of -inf counts as -10"),
     },
     "large-logits-stay-finite": {
         "softcap_overflows": ("vllm#56579", "tanh from exponentials: NaN beyond 88 caps"),

@@ -156,6 +156,9 @@ def _make_attention(fault: str) -> Callable[..., Tensor]:
         bias = bias.detach() if fault == "attention_bias_has_no_gradient" and bias is not None else bias
         each = q.shape[1] // k.shape[1]
         key, value = k.repeat_interleave(each, dim=1), v.repeat_interleave(each, dim=1)
+        if fault == "attention_value_tail_has_no_gradient":
+            full = max(v.shape[2] // 4 * 4, 1)
+            value = torch.cat([value[:, :, :full], value[:, :, full:].detach()], dim=2)
         logits = q @ key.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
         logits = logits if bias is None else logits + bias
         triangle = torch.ones(logits.shape[2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
@@ -227,6 +230,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "attention/gradient-is-finite": {
         "attention_softmax_of_empty_rows": ("pytorch#41508", "NaN rows replaced after the softmax: NaN gradient"),
         "attention_recomputed_from_lse": ("flash-attention#334", "exp(s - lse) with lse = -inf: NaN gradient"),
+    },
+    "attention/gradient-reaches-visible-values": {
+        "attention_value_tail_has_no_gradient": ("mutation: a tail block without backward", "the last values get 0"),
     },
     "attention/gradient-of-hidden-keys-is-zero": {
         "attention_gradient_ignores_the_mask": ("mutation: backward without the mask", "gradient flows to hidden keys"),
