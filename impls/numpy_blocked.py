@@ -11,15 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from veriformer.declarations import Capabilities
+from veriformer.declarations import DTYPES, Capabilities
 
 FRAMEWORK = "numpy"
 KEY_BLOCK = 4
 QUERY_BLOCK = 3
 _WIDENED = {"float64": "float64", "default": "float32"}
-_ROW = Capabilities(blocks=(KEY_BLOCK,), intermediate=_WIDENED, empty_softmax_row=True)
-_NORM = Capabilities(blocks=(KEY_BLOCK,), intermediate=_WIDENED)
+_ROW = Capabilities(dtypes=DTYPES, blocks=(KEY_BLOCK,), intermediate=_WIDENED, empty_softmax_row=True)
+_NORM = Capabilities(dtypes=DTYPES, blocks=(KEY_BLOCK,), intermediate=_WIDENED)
 _ATTENTION = Capabilities(
+    dtypes=DTYPES,
     blocks=(QUERY_BLOCK, KEY_BLOCK),
     nonpositive_scale=True,
     nan_contained=True,

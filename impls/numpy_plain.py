@@ -9,13 +9,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from veriformer.declarations import Capabilities
+from veriformer.declarations import DTYPES, Capabilities
 
 FRAMEWORK = "numpy"
 _WIDENED = {"float64": "float64", "default": "float32"}
-_SOFTMAX = Capabilities(empty_softmax_row=True, zero_temperature=True, extreme_values=True, intermediate=_WIDENED)
-_PLAIN = Capabilities(intermediate=_WIDENED)
+_SOFTMAX = Capabilities(
+    dtypes=DTYPES, empty_softmax_row=True, zero_temperature=True, extreme_values=True, intermediate=_WIDENED
+)
+_PLAIN = Capabilities(dtypes=DTYPES, intermediate=_WIDENED)
 _ATTENTION = Capabilities(
+    dtypes=DTYPES,
     nonpositive_scale=True,
     nan_contained=True,
     infinite_bias=True,

@@ -47,7 +47,7 @@ def attention_cases(
     least: dict[str, int] | None = None,
     layouts: Sequence[str] = ("contiguous",),
     scales: Sequence[float] = Wish.scales,
-    examples: int = 12,
+    examples: int = 6,
     **flags: bool,
 ) -> Recipe:
     """Cases of attention.
@@ -134,7 +134,7 @@ def compatible(flags: Sequence[str], causal_with_mask: bool, mask_with_bias: boo
 
 def pinned_cases(domain: Domain, wish: Wish, count: int) -> list[Case]:
     """Cases small to large: every single flag on a small shape, then richer ones on larger shapes."""
-    shapes, flags = shapes_for(domain, wish), flags_for(domain, wish)
+    shapes, flags, layouts = shapes_for(domain, wish), flags_for(domain, wish), domain.admitted(wish.layouts)
     if not shapes or not flags:
         return []
     cases: dict[object, Case] = {}
@@ -150,7 +150,7 @@ def pinned_cases(domain: Domain, wish: Wish, count: int) -> list[Case]:
             families,
             MASKS[i % len(MASKS)],
             i,
-            wish.layouts[i % len(wish.layouts)],  # type: ignore[arg-type]
+            layouts[i % len(layouts)],
         )
         case = build(domain, wish, plan)
         if case is not None:
@@ -170,18 +170,21 @@ def drawn_cases(domain: Domain, wish: Wish) -> st.SearchStrategy[Case]:
     if not shapes or not flags:
         return st.nothing()
     # Two integers rather than one per choice: each draw has its cost. Hypothesis draws uniformly below 2**24.
-    structure = len(shapes) * len(flags) * len(MASKS) * len(wish.layouts)
+    layouts = domain.admitted(wish.layouts)
+    structure = len(shapes) * len(flags) * len(MASKS) * len(layouts)
     parts = st.tuples(st.integers(0, structure - 1), st.integers(0, len(wish.families) ** 3 * SEEDS - 1))
-    return parts.map(lambda draw: build(domain, wish, planned(shapes, flags, wish, draw))).filter(
+    return parts.map(lambda draw: build(domain, wish, planned(shapes, flags, layouts, wish, draw))).filter(
         lambda case: case is not None
     )  # type: ignore[return-value]
 
 
-def planned(shapes: Sequence[Any], flags: Sequence[Any], wish: Wish, draw: tuple[int, int]) -> Plan:
+def planned(
+    shapes: Sequence[Any], flags: Sequence[Any], layouts: Sequence[str], wish: Wish, draw: tuple[int, int]
+) -> Plan:
     """The plan that two integers stand for."""
     rest, shape = divmod(draw[0], len(shapes))
     rest, flag = divmod(rest, len(flags))
     layout, mask = divmod(rest, len(MASKS))
     families, seed = divmod(draw[1], SEEDS)
     picks = tuple(wish.families[families // len(wish.families) ** i % len(wish.families)] for i in range(3))
-    return Plan(shapes[shape], flags[flag], picks, MASKS[mask], seed, wish.layouts[layout])  # type: ignore[arg-type]
+    return Plan(shapes[shape], flags[flag], picks, MASKS[mask], seed, layouts[layout])  # type: ignore[arg-type]

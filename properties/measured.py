@@ -46,9 +46,8 @@ def measure(subject: Subject, case: Case) -> Measured:
 
 def measure_all(subject: Subject, case: Case) -> tuple[Measured, ...]:
     """Every result of a call and their budgets."""
-    results = subject(case)
-    results = results if isinstance(results, tuple) else (results,)
-    return tuple(Measured(got, bound.allowed) for got, bound in zip(results, subject.bounds(case), strict=True))
+    results, bounds = subject.with_bounds(case)
+    return tuple(Measured(got, bound.allowed) for got, bound in zip(results, bounds, strict=True))
 
 
 def expect_equal(one: Measured, other: Measured | Any, *, what: str = "") -> None:

@@ -206,7 +206,7 @@ def width_one_gives_the_bias(layer_norm: Subject, case: Case) -> None:
 
 @law(
     "layer_norm",
-    case=layer_norm_cases(families=("vast", "ladder", "large_mean", "huge")),
+    case=layer_norm_cases(families=("vast", "ladder", "large_mean", "huge"), examples=16),
     source="P29",
     relative=False,
     kills=("layer_norm.py:one_pass",),

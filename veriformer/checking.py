@@ -150,7 +150,7 @@ def open_targets(
             raise UsageError(str(error)) from None
         stack.callback(remote.close)
         for description in remote.descriptions:
-            yield vetted(Implementation(description, remote.call, target, options))
+            yield vetted(Implementation(description, remote.call, target, options, remote.start))
 
 
 def vetted(implementation: Implementation) -> Implementation:

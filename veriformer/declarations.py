@@ -49,6 +49,9 @@ class Capabilities:
     value_width: str = _choice("any", ("any", "equal"), "value width: any, or only that of the keys")
     widths: tuple[int, ...] = _choice((), None, "head widths accepted; empty: any")
     blocks: tuple[int, ...] = _choice((), None, "block sizes; lengths and widths one below, at and one above are tried")
+    strides: str = _choice(
+        "any", ("any", "last_axis_contiguous"), "memory layouts accepted: any, or only a contiguous last axis"
+    )
     compiles_per_shape: bool = _choice(False, (True, False), "each new shape is slow; shapes come from a small pool")
     accumulate: Any = _choice("float32", None, "dtype sums are held in, or a mapping from dtype to it")
     intermediate: Any = _choice("storage", None, "dtype values between steps may be stored in, or such a mapping")

@@ -7,13 +7,16 @@ framework, and nothing of the user's __main__ is imported.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,6 +32,45 @@ ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUM
 
 class WorkerLost(Exception):
     """The process that holds the target ended while it was being imported."""
+
+
+class Channel:
+    """Objects over a socket with as few system calls as can be: a call's cost is mostly these."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self.limit = connection, -1.0
+
+    def send(self, value: Any) -> None:
+        """Send one object. Raises OSError where the other side is gone."""
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self.socket.sendall(len(data).to_bytes(8, "little") + data)
+
+    def receive(self, limit: float = 0.0) -> Any:
+        """Wait for one object. Raises TimeoutError after limit seconds (0: never), EOFError at the end."""
+        if limit != self.limit:
+            # the kernel keeps the time, which saves a system call for each wait
+            seconds, rest = divmod(limit, 1.0)
+            self.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6))
+            )
+            self.limit = limit
+        data = bytearray(self._some())
+        while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "little"):
+            data += self._some()
+        return pickle.loads(memoryview(data)[8:])
+
+    def _some(self) -> bytes:
+        try:
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            raise TimeoutError from None
+        if not data:
+            raise EOFError
+        return data
+
+    def close(self) -> None:
+        """Hang up."""
+        self.socket.close()
 
 
 class Remote:
@@ -55,8 +97,8 @@ class Remote:
         self.socket = ours
         self.control = Connection(ours.detach())
         self.control.send((target, options, os.getcwd()))
-        self.child: Connection | None = None
-        self.pid = 0
+        self.child: Channel | None = None
+        self.pid, self.waiting = 0, False
         self.descriptions: list[Description] = self._hello()
 
     def _hello(self) -> list[Description]:
@@ -80,21 +122,37 @@ class Remote:
 
     def call(self, name: str, operation: str, request: Request) -> Outcome:
         """Make one call; a crash or a hang comes back as an outcome."""
+        return self.start(name, operation, request)()
+
+    def start(self, name: str, operation: str, request: Request) -> Callable[[], Outcome]:
+        """Begin one call; the function that comes back waits for its outcome.
+
+        Meanwhile the caller can work. One call at a time: an outcome that nobody fetched is dropped.
+        """
+        if self.waiting:
+            self._finish()
+        try:
+            self._channel().send((name, operation, request))
+        except OSError:
+            pass  # the process is gone; fetching the outcome says how
+        self.waiting = True
+        return self._finish
+
+    def _finish(self) -> Outcome:
+        self.waiting = False
         limit = max(0.1, 20 * self.slowest) if self.hung and self.slowest else self.patience
         try:
-            connection = self._connection()
-            connection.send((name, operation, request))
-            if not connection.poll(limit):
-                self.hung = True
-                self._kill()
-                return Outcome("timeout", f"no answer within {limit:.3g} s")
-            outcome: Outcome = connection.recv()
+            outcome: Outcome = self._channel().receive(limit)
+        except TimeoutError:
+            self.hung = True
+            self._kill()
+            return Outcome("timeout", f"no answer within {limit:.3g} s")
         except (EOFError, OSError, pickle.UnpicklingError):
             return Outcome("crash", f"the process ended: {exit_words(self._reap())}")
         self.slowest = max(self.slowest, outcome.seconds)
         return outcome
 
-    def _connection(self) -> Connection:
+    def _channel(self) -> Channel:
         if self.child is None:
             ours, theirs = socket.socketpair()
             self.control.send("fork")
@@ -102,7 +160,7 @@ class Remote:
                 socket.send_fds(carrier, [b"."], [theirs.fileno()])
             theirs.close()
             self.pid = self.control.recv()
-            self.child = Connection(ours.detach())
+            self.child = Channel(ours)
         return self.child
 
     def _kill(self) -> None:
@@ -153,6 +211,7 @@ def main() -> None:
         control.send(UsageError(f"importing {target} failed: {describe_error(error)}"))
         return
     control.send([one.description for one in loaded.values()])
+    gc.freeze()  # or each collection in a child would copy every page that it shares with this process
     child = 0
     while True:
         try:
@@ -176,18 +235,18 @@ def _fork(control: Connection, loaded: dict[str, Any]) -> int:
     pid = os.fork()
     if pid == 0:
         control.close()
-        serve(Connection(handle), loaded)
+        serve(Channel(socket.socket(fileno=handle)), loaded)
         os._exit(0)
     os.close(handle)
     control.send(pid)
     return pid
 
 
-def serve(connection: Connection, loaded: dict[str, Any]) -> None:
+def serve(channel: Channel, loaded: dict[str, Any]) -> None:
     """Answer calls until the other side hangs up."""
     while True:
         try:
-            name, operation, request = connection.recv()
+            name, operation, request = channel.receive()
         except (EOFError, OSError):
             return
-        connection.send(loaded[name].boundaries[operation].cross(request))
+        channel.send(loaded[name].boundaries[operation].cross(request))

@@ -42,6 +42,12 @@ class Domain:
         """The domain of an implementation's plan and capabilities."""
         return cls(operation, dtype, plan.accepts, capabilities, **rest)
 
+    def admitted(self, layouts: Sequence[str]) -> tuple[str, ...]:
+        """Those of some memory layouts that the implementation accepts."""
+        if self.capabilities.strides == "any":
+            return tuple(layouts)
+        return tuple(layout for layout in layouts if layout not in ("transposed", "strided"))
+
     def provides(self, word: str) -> bool:
         """Whether a keyword, an option, an extra or "gradients" is there."""
         table = OPERATIONS[self.operation]

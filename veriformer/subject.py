@@ -19,6 +19,8 @@ from veriformer.targets import Description, Options
 
 Caller = Callable[[str, str, Request], Outcome]
 """(implementation name, operation, request) -> outcome, in process or in a worker."""
+Starter = Callable[[str, str, Request], Callable[[], Outcome]]
+"""The same, but what comes back waits for the outcome; a worker calculates meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Implementation:
     call: Caller
     target: str = ""
     options: Options = field(default_factory=Options)
+    start: Starter | None = None
 
     @property
     def name(self) -> str:
@@ -95,9 +98,24 @@ class Subject:
     ) -> Outcome:
         """Everything that came of one call; shape and dtype are not judged here."""
         case = case.as_operation(self.operation)
+        return self._begun(case, gradient, cotangents, watch)()
+
+    def _begun(
+        self, case: Case, gradient: tuple[str, ...] | None, cotangents: tuple[Any, ...], watch: bool
+    ) -> Callable[[], Outcome]:
+        """Begin a call; what comes back waits for its outcome."""
         request = Request(case.arrays, case.keywords, case.dtype, case.layout, gradient, cotangents, watch)
-        outcome = self.implementation.call(self.implementation.name, self.operation, request)
-        current().calls.append(Call(self.operation, case, outcome, gradient, cotangents))
+        about = self.implementation
+        if about.start is None:
+            outcome = about.call(about.name, self.operation, request)
+            return lambda: self._judged(Call(self.operation, case, outcome, gradient, cotangents))
+        fetch = about.start(about.name, self.operation, request)
+        return lambda: self._judged(Call(self.operation, case, fetch(), gradient, cotangents))
+
+    def _judged(self, call: Call) -> Outcome:
+        """The outcome of a call, unless it is a refusal or worse."""
+        outcome = call.outcome
+        current().calls.append(call)
         if outcome.kind == "refused":
             raise Refused(outcome.message)
         if outcome.kind != "ok":
@@ -106,11 +124,22 @@ class Subject:
 
     def __call__(self, case: Case) -> Any:
         """The result as a float64 array, or a tuple where the operation has several."""
-        outcome = self.outcome(case, watch=False)
+        return self._results(case, self._begun(case.as_operation(self.operation), None, (), False))
+
+    def _results(self, case: Case, fetch: Callable[[], Outcome]) -> Any:
+        outcome = fetch()
         for name, result, shape in zip(self.results, outcome.results, oracle.shapes(case), strict=True):
             if result.shape != shape:
                 raise Broken("shape", f"{name} has shape {result.shape}, wanted {shape}")
         return outcome.results if len(outcome.results) > 1 else outcome.results[0]
+
+    def with_bounds(self, case: Case) -> tuple[tuple[np.ndarray, ...], tuple[Bound, ...]]:
+        """Every result of a call and its bound, calculated while a worker makes the call."""
+        case = case.as_operation(self.operation)
+        fetch = self._begun(case, None, (), False)
+        bounds = self.bounds(case)
+        results = self._results(case, fetch)
+        return results if isinstance(results, tuple) else (results,), bounds
 
     @property
     def results(self) -> tuple[str, ...]:

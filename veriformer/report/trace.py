@@ -115,7 +115,7 @@ def values_at(
 
     with recording(keep=True, lenient=True) as trial:
         try:
-            attempt(row.law, replace(implementation, call=call), row.dtype, failure.arguments)
+            attempt(row.law, replace(implementation, call=call, start=None), row.dtype, failure.arguments)
         except (Broken, Refused, IndexError, ArithmeticError, ValueError):
             return None
     number = failure.facts["comparison"] if place is None else place
