@@ -284,6 +284,8 @@ def observe_layout(function: Any, operation: str, dtype: Any) -> list[Any]:
         mask = np.arange(5)[None, None, None] < 4
         v[:, :, 4] = np.nan
         seen += [function(q, k, v, mask=mask) if "bias" in function.__code__.co_varnames else 0]
+        blocking = np.where(mask, 0.0, -np.inf).astype(dtype)
+        seen += [function(*arrays, bias=blocking) if "bias" in function.__code__.co_varnames else 0]
         long = [np.concatenate([a, a], axis=2) for a in arrays]
         seen += [function(*case, causal=True) for case in (arrays, long, arrays)]
     return seen
