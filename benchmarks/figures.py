@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from veriformer.catalogue import all_laws
 from veriformer.checking import Report, Settings, judge, open_targets
 from veriformer.law import find_laws
-from veriformer.running import attempt
+from veriformer.subject import attempt
 from veriformer.targets import Options
 
 TARGET = "veriformer.impls.torch_sdpa:default"

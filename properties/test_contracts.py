@@ -32,7 +32,6 @@ def results_of(subject: Subject, case: Case) -> tuple[np.ndarray, ...]:
     root=True,
     relative=False,
     kills=(
-        "hygiene.py:softmax_returns_float64",
         "hygiene.py:softmax_returns_none",
         "hygiene.py:softmax_returns_a_list",
         "hygiene.py:softmax_returns_a_tuple",
@@ -44,11 +43,10 @@ def results_of(subject: Subject, case: Case) -> tuple[np.ndarray, ...]:
         "hygiene.py:attention_drops_the_head_axis",
         "hygiene_torch.py:torch_returns_numpy",
         "attention_with_lse.py:lse_queries_before_heads",
-        "attention_with_lse.py:lse_always_float32",
     ),
 )
 def returns_an_array(subject: Subject, case: Case) -> None:
-    """An ordinary call returns arrays of the right shape, in the dtype of the first input (lse: at least float32)."""
+    """An ordinary call returns arrays of the right type and shape."""
     try:
         outcome = subject.outcome(case)
     except Refused as refused:
@@ -56,6 +54,19 @@ def returns_an_array(subject: Subject, case: Case) -> None:
         return
     for name, result, wanted in zip(subject.results, outcome.results, shapes(case), strict=True):
         expect(result.shape == wanted, "shape", f"{name} has shape {result.shape}, wanted {wanted}")
+
+
+@law(
+    EVERY,
+    case=plain_cases(),
+    kind="contract",
+    source="the operation's calling convention",
+    relative=False,
+    kills=("hygiene.py:softmax_returns_float64", "attention_with_lse.py:lse_always_float32"),
+)
+def keeps_the_dtype(subject: Subject, case: Case) -> None:
+    """Results have the dtype of the first input; lse is float32 beside 16-bit inputs."""
+    outcome = subject.outcome(case)
     for name, got in zip(subject.results, outcome.dtypes, strict=True):
         dtype = subject.precision.beside if name == "lse" else case.dtype
         expect(got == dtype, "dtype", f"{name} is {got}, wanted {dtype}")

@@ -121,7 +121,7 @@ FAILURES = {
     "type": ("softmax/returns-an-array", "type"),
     "list": ("softmax/returns-an-array", "type"),
     "shape": ("softmax/returns-an-array", "shape"),
-    "dtype": ("softmax/returns-an-array", "dtype"),
+    "dtype": ("softmax/keeps-the-dtype", "dtype"),
     "mutates": ("softmax/leaves-inputs-untouched", "input changed"),
     "aliases": ("softmax/returns-its-own-memory", "aliased"),
     "stale": ("softmax/returns-its-own-memory", "stale"),

@@ -94,13 +94,14 @@ PLAIN = cases_of(row_case(0, 1), row_case(0, 1, 2))
 
 
 def toy_law(body: Callable[..., None] = lambda softmax, case: expect_finite(softmax(case)), **words: Any) -> Law:
-    """A law of softmax with this body."""
+    """A law of softmax with this body; unless relative=True is asked for, the reference has no say in it."""
 
     def toy(softmax: Any, case: Case, *others: Any) -> None:
         """A law for a test."""
         body(softmax, case, *others)
 
-    return law("softmax", case=words.pop("case", PLAIN), **words)(toy)  # type: ignore[no-any-return]
+    words = {"case": PLAIN, "relative": False} | words
+    return law("softmax", **words)(toy)  # type: ignore[no-any-return]
 
 
 def refusing(*lengths: int) -> Callable[..., np.ndarray]:

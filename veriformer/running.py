@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis
-import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.internal.conjecture import providers
@@ -21,10 +20,11 @@ from veriformer.calling import UsageError
 from veriformer.case import Case, literal_case
 from veriformer.declarations import Expected
 from veriformer.expect import Broken, Refused, Trial, recording
+from veriformer.guard import reference_keeps
 from veriformer.known import awake, holds
 from veriformer.law import Domain, Law
 from veriformer.reduce import smallest
-from veriformer.subject import Implementation, Subject
+from veriformer.subject import Implementation, attempt
 
 EFFORTS = {"smoke": (0, 0), "ci": (50, 15), "deep": (2000, 500)}
 """Searched cases in the main dtype and in each other one; the pinned cases come on top."""
@@ -163,9 +163,12 @@ class Item:
         if found is None:
             return
         arguments, broken, origin = found
+        if self.law.relative and not self._reference_keeps(arguments):
+            row.verdict, row.reason = "suite_error", f"the reference breaks this law too: {arguments[0].describe()}"
+            return
         tries = 0
         if broken.kind != "not repeatable" and broken.kind not in self.reduced:
-            arguments, broken, tries = smallest(arguments, broken, self._attempt_quietly)
+            arguments, broken, tries = smallest(arguments, broken, self._smaller)
         row.failure = self._failure(arguments, broken, origin, tries)
         row.verdict = _VERDICT_OF.get(broken.kind, "fail")
 
@@ -180,13 +183,22 @@ class Item:
     def _broken(self, arguments: tuple[Any, ...]) -> Broken | None:
         return attempt(self.law, self.implementation, self.dtype, arguments)
 
-    def _attempt_quietly(self, arguments: tuple[Any, ...]) -> Broken | None:
-        """For the reducer, whose candidates may be refused or may not suit the law."""
+    def _quietly(self, arguments: tuple[Any, ...]) -> Broken | None:
+        """An attempt that is not counted; one that cannot be judged is none."""
         with recording():
             try:
                 return self._broken(arguments)
             except Exception:
                 return None
+
+    def _smaller(self, arguments: tuple[Any, ...]) -> Broken | None:
+        """For the reducer, whose candidates may not suit the law: then the reference breaks it too."""
+        broken = self._quietly(arguments)
+        return broken if broken is not None and self._reference_keeps(arguments) else None
+
+    def _reference_keeps(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether the law speaks of these arguments at all: the reference must keep it."""
+        return reference_keeps(self.law, self.implementation, self.dtype, arguments)
 
     def _attempt(self, row: Row, arguments: tuple[Any, ...], excluded: Sequence[Expected]) -> Broken | None:
         """One counted attempt. Raises _OutOfTime when the run's time is over."""
@@ -221,7 +233,7 @@ class Item:
         if broken.kind in self.reduced:
             return arguments, broken, origin
         for _ in range(3):
-            if self._attempt_quietly(arguments) is not None:
+            if self._quietly(arguments) is not None:
                 return arguments, broken, origin
         said = f"{broken.message}; the same case passed when it was run again"
         return arguments, Broken("not repeatable", said, **broken.facts), origin
@@ -280,17 +292,6 @@ class Item:
                 return "xpass", f"no longer fails; remove this entry: {entry.reason}"
             state = ("xfail", entry.reason)
         return state
-
-
-def attempt(law: Law, implementation: Implementation, dtype: str, arguments: tuple[Any, ...]) -> Broken | None:
-    """Try a law once; Refused passes through."""
-    subjects = [Subject(implementation, name, dtype) for name in (law.operation, *law.also)]
-    try:
-        with np.errstate(all="ignore"):
-            law.function(*subjects, *arguments)
-    except Broken as broken:
-        return broken
-    return None
 
 
 @contextlib.contextmanager

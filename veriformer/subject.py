@@ -13,7 +13,7 @@ from veriformer.boundary import Outcome, Request
 from veriformer.budgets import Bound, Precision
 from veriformer.case import Case
 from veriformer.expect import Broken, Refused, current
-from veriformer.law import Domain
+from veriformer.law import Domain, Law
 from veriformer.operations import OPERATIONS
 from veriformer.targets import Description, Options
 
@@ -170,3 +170,14 @@ class Subject:
         shapes = oracle.shapes(case.as_operation(self.operation))
         first = np.ones(shapes[0]) if cotangent is None else cotangent
         return self.outcome(case, names, (first, *[None] * (len(shapes) - 1)), watch=False).gradients
+
+
+def attempt(law: Law, implementation: Implementation, dtype: str, arguments: tuple[Any, ...]) -> Broken | None:
+    """Try a law once; Refused passes through."""
+    subjects = [Subject(implementation, name, dtype) for name in (law.operation, *law.also)]
+    try:
+        with np.errstate(all="ignore"):
+            law.function(*subjects, *arguments)
+    except Broken as broken:
+        return broken
+    return None

@@ -160,6 +160,8 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "returns-an-array": {
         "lse_queries_before_heads": ("mutation: [B,Tq,H] for [B,H,Tq]", "the axes of the lse are exchanged"),
+    },
+    "keeps-the-dtype": {
         "lse_always_float32": ("mutation: a float32 statistics buffer", "float32 lse beside float64 queries"),
     },
 }

@@ -152,8 +152,10 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "softmax/history-changes-nothing": {
         "softmax_keeps_a_longer_buffer": ("x-transformers#90", "the tail of an earlier, longer row is summed"),
     },
-    "softmax/returns-an-array": {
+    "softmax/keeps-the-dtype": {
         "softmax_returns_float64": ("mutation: a float64 constant", "float64 for the dtype of x"),
+    },
+    "softmax/returns-an-array": {
         "softmax_returns_none": ("mutation: a forgotten return", "None"),
         "softmax_returns_a_list": ("mutation: tolist", "nested lists"),
         "softmax_returns_a_tuple": ("mutation: a trailing comma", "a tuple of one array"),

@@ -16,7 +16,7 @@ from veriformer.checking import Settings, open_targets
 from veriformer.expect import Refused, recording
 from veriformer.law import find_laws
 from veriformer.report.terminal import console_for
-from veriformer.running import attempt
+from veriformer.subject import attempt
 from veriformer.targets import Options
 
 

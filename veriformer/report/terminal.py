@@ -14,6 +14,7 @@ from rich.text import Text
 from veriformer.catalogue import LEVEL, tentative
 from veriformer.checking import RED, Report
 from veriformer.declarations import DTYPES
+from veriformer.law import Law
 from veriformer.operations import OPERATIONS
 from veriformer.report.record import environment
 from veriformer.running import Failure, Row
@@ -185,16 +186,22 @@ def failures(console: Console, report: Report, scripts: dict[str, tuple[str, str
             groups.setdefault((row.implementation, row.law.operation), []).append(row)
     for rows in groups.values():
         laws = list(dict.fromkeys(row.law for row in sorted(rows, key=rank)))
-        for law in laws[:BLOCKS]:
+        shown = in_full(laws)
+        for law in shown:
             mine = [row for row in rows if row.law is law]
             block(console, mine[0], [row.dtype for row in mine[1:]], scripts.get(mine[0].id, ("", "")))
-        if laws[BLOCKS:]:
-            names = ", ".join(law.name for law in laws[BLOCKS:])
-            lead = (
-                f"      and {len(laws) - BLOCKS} more laws of {laws[0].operation} fail for {rows[0].implementation}: "
-            )
-            console.print(Text(lead + names), soft_wrap=False)
+        rest = [law.name for law in laws if law not in shown]
+        if rest:
+            said = f"and {len(rest)} more laws of {laws[0].operation} fail for {rows[0].implementation}: "
+            two_columns(console, [("", said + ", ".join(rest))], 8)
         console.print()
+
+
+def in_full(laws: Sequence[Law]) -> list[Law]:
+    """The laws to show in full: the most specific ones, and the oracle if it fails."""
+    oracle = [law for law in laws if law.kind == "oracle"]
+    others = [law for law in laws if law.kind != "oracle"]
+    return others[: BLOCKS - len(oracle)] + oracle
 
 
 def rank(row: Row) -> tuple[int, int]:
@@ -229,13 +236,12 @@ def block(console: Console, row: Row, others: Sequence[str], script: tuple[str, 
 
 
 def failure_lines(failure: Failure) -> list[tuple[str, str]]:
-    """The case, what came, and the further calls where the law compares several."""
-    lines = [("case", failure.case.describe()), ("got", failure.message)]
-    for number, call in enumerate(failure.calls[1:3], 2):
-        line = call.case.describe()
-        if line != failure.calls[0].case.describe() and len(line) <= 240:
-            lines.append((f"call {number}", line))
-    return lines
+    """The case, or the calls where the law compares several, and what came."""
+    calls = list(dict.fromkeys(call.case.describe() for call in failure.calls))
+    if len(calls) < 2:
+        return [("case", calls[0] if calls else failure.case.describe()), ("got", failure.message)]
+    lines = [(f"call {number}", line) for number, line in enumerate(calls[:3], 1)]
+    return [*lines, ("got", failure.message)]
 
 
 def summary(console: Console, report: Report) -> None:

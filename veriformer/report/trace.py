@@ -14,8 +14,8 @@ import numpy as np
 
 from veriformer.boundary import Outcome, Request
 from veriformer.expect import Broken, Refused, recording
-from veriformer.running import Failure, Row, attempt
-from veriformer.subject import Implementation
+from veriformer.running import Failure, Row
+from veriformer.subject import Implementation, attempt
 
 MOST = 400
 """Outputs beyond this many numbers are not traced."""

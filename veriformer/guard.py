@@ -1,0 +1,73 @@
+"""Before anyone is accused: does the law hold for the reference on the same case?
+
+A law that the reference breaks as well says nothing about an implementation. The reducer stays
+among cases on which the reference keeps the law, and a failure on any other is the suite's fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from veriformer import oracle, reference
+from veriformer.boundary import Boundary, Outcome, Request
+from veriformer.budgets import Precision
+from veriformer.calling import CallPlan
+from veriformer.case import Case, round_to
+from veriformer.declarations import Capabilities
+from veriformer.expect import Refused, recording
+from veriformer.frameworks import framework_named
+from veriformer.law import Law
+from veriformer.operations import OPERATIONS
+from veriformer.subject import Implementation, attempt
+
+
+def reference_keeps(law: Law, implementation: Implementation, dtype: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether the reference, under the implementation's own conventions, keeps the law on these arguments."""
+    capabilities = implementation.description.capabilities
+
+    def call(name: str, operation: str, request: Request) -> Outcome:
+        if request.gradient is not None:
+            return differentiated(operation, capabilities[operation], request)
+        case = Case(operation, request.arrays, request.keywords, request.dtype)
+        return computed(case, capabilities[operation])
+
+    with recording():
+        try:
+            return attempt(law, replace(implementation, call=call, start=None), dtype, arguments) is None
+        except Refused:
+            return False
+
+
+def computed(case: Case, capabilities: Capabilities) -> Outcome:
+    """The reference's results, rounded as the implementation's would be."""
+    precision = Precision.of(capabilities, case.dtype)
+    values = [bound.value for bound in oracle.bounds(case, capabilities, precision)]
+    dtypes = [case.dtype] + [precision.beside] * (len(values) - 1)
+    results = tuple(round_to(np.asarray(v), dtype) for v, dtype in zip(values, dtypes, strict=True))
+    return Outcome("ok", results=results, dtypes=tuple(dtypes))
+
+
+def differentiated(operation: str, capabilities: Capabilities, request: Request) -> Outcome:
+    """The reference in torch, with the gradients that the request asks for; a refusal without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return Outcome("refused", "torch is needed to differentiate the reference")
+    table = OPERATIONS[operation]
+    function = functools.partial(dialect, operation, capabilities)
+    plan = CallPlan(operation, {word: word for word in (*table.options, *table.keywords)})
+    plain = Capabilities(empty_row=capabilities.empty_row)
+    return Boundary(function, plan, plain, framework_named("torch")).cross(request)
+
+
+def dialect(operation: str, capabilities: Capabilities, *arrays: Any, **keywords: Any) -> Any:
+    """The reference under the declared conventions."""
+    function = getattr(reference, operation)
+    if operation == "layer_norm":
+        keywords |= {"epsilon": capabilities.norm_epsilon, "variance": capabilities.norm_variance}
+    if operation.startswith("attention") and capabilities.causal_alignment == "top_left":
+        keywords["offset"] = 0
+    return function(*arrays, **keywords)
