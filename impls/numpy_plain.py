@@ -22,7 +22,6 @@ _ATTENTION = Capabilities(
     nonpositive_scale=True,
     nan_contained=True,
     infinite_bias=True,
-    zero_sizes=True,
     intermediate=_WIDENED,
     rounds_probabilities=False,
 )

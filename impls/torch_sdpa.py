@@ -65,7 +65,6 @@ _TORCH = Capabilities(
     mask_with_bias=False,
     nonpositive_scale=True,
     infinite_bias=True,
-    zero_sizes=True,
 )
 CAPABILITIES = {
     "default": {"attention": _TORCH},

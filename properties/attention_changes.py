@@ -127,7 +127,12 @@ def loud(case: Case, top: float) -> Case:
     """The case with queries so large that products with keys reach top, or what float16 can hold."""
     top = min(top, 2e3) if case.dtype == "float16" else top
     reach = float(np.abs(case["q"]).max(initial=0) * np.abs(case["k"]).max(initial=0)) * case.size("D")
-    return case.with_arrays(q=case["q"] * (top / reach)) if reach > 0 else case
+    if not reach:
+        return case
+    # small keys would call for queries that the dtype cannot hold
+    largest = 3e4 if case.dtype == "float16" else 1e30
+    factor = min(top / reach, largest / float(np.abs(case["q"]).max()))
+    return case.with_arrays(q=case["q"] * factor)
 
 
 def without_undefined_rows(case: Case, capabilities: Capabilities) -> Case:

@@ -234,7 +234,7 @@ def test_laws_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> No
     assert all(law.name in out for law in all_laws() if len(law.name) <= 36)
     assert run("laws", "softmax/sums-to-one") == 0
     out = capsys.readouterr().out
-    assert out.startswith("softmax/sums-to-one\n") and "says" in out and "judged" in out
+    assert out.startswith("softmax/sums-to-one\n") and "says" in out and "rejects" in out
     assert run("laws", "sum-to-two") == 2
     assert capsys.readouterr().err.startswith("veriformer: no law 'sum-to-two'; nearest is '")
 

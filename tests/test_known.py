@@ -125,3 +125,12 @@ def test_conditions_speak_of_keywords_options_sizes_and_dtype(condition: str, wa
 def test_any_other_condition_is_a_usage_error(condition: str) -> None:
     with pytest.raises(UsageError, match="cannot be read .* names are dtype, causal, scale, window"):
         holds(condition, ATTENTION, "float32")
+
+
+def test_another_kind_of_failure_than_the_expected_one_is_red() -> None:
+    def raising(x: np.ndarray) -> np.ndarray:
+        raise KeyError("gone")
+
+    row = judged(short(), softmax=raising, expected=[expecting([0, 1, 2])])
+    assert row.verdict == "error" and row.reason.startswith("fails otherwise than expected (a wrong result)")
+    assert row.failure is not None and row.failure.message == "KeyError: 'gone'"

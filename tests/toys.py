@@ -94,13 +94,13 @@ PLAIN = cases_of(row_case(0, 1), row_case(0, 1, 2))
 
 
 def toy_law(body: Callable[..., None] = lambda softmax, case: expect_finite(softmax(case)), **words: Any) -> Law:
-    """A law of softmax with this body; unless relative=True is asked for, the reference has no say in it."""
+    """A law of softmax with this body: a contract, in which the reference has no say, unless a kind is given."""
 
     def toy(softmax: Any, case: Case, *others: Any) -> None:
         """A law for a test."""
         body(softmax, case, *others)
 
-    words = {"case": PLAIN, "relative": False} | words
+    words = {"case": PLAIN, "kind": "contract"} | words
     return law("softmax", **words)(toy)  # type: ignore[no-any-return]
 
 

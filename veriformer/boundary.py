@@ -204,7 +204,8 @@ class Boundary:
     ) -> Outcome:
         aliased, stale = self._shared(results, natives) if request.watch else ([], "")
         results = [self._heads_swapped(result) for result in results]
-        gradients = {n: g if g is None else self._heads_swapped(g) for n, g in gradients.items()}
+        swapped = ("q", "k", "v")  # masks, biases and sinks keep their axes in every layout
+        gradients = {n: self._heads_swapped(g) if n in swapped and g is not None else g for n, g in gradients.items()}
         read = [self.framework.read(result) for result in results]
         self.kept = [(r, values.copy()) for r, (values, _) in zip(results, read, strict=True)] if request.watch else []
         found = {n: None if g is None else self.framework.read(g)[0] for n, g in gradients.items()}

@@ -18,7 +18,7 @@ from veriformer.operations import OPERATIONS, Operation
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "causal": ("causal", "is_causal"),
-    "mask": ("mask", "attention_mask", "key_mask", "allow"),
+    "mask": ("mask", "attention_mask", "allow"),
     "bias": ("bias", "attn_bias", "attention_bias"),
     "scale": ("scale", "softmax_scale", "sm_scale", "scaling"),
     "window": ("window", "window_size", "local_window_size"),
@@ -101,7 +101,8 @@ def plan_call(
     if accepts is not None:
         return _plan(table, list(accepts), [], pick, open_ended=accepts, strict=True)
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        # a module of torch is called through a signature that says nothing
+        parameters = list(inspect.signature(getattr(function, "forward", function)).parameters.values())
     except (ValueError, TypeError):
         raise UsageError(
             f"{operation}: {getattr(function, '__name__', function)!r} has no signature to read; "
@@ -114,6 +115,7 @@ def plan_call(
 def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick: tuple[int, ...] | None) -> CallPlan:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     count = len(table.arrays)
+    _check_order(table, parameters, positional)
     if len(positional) < count and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise UsageError(
             f"{table.name}: the function takes {len(positional)} positional arguments "
@@ -135,6 +137,17 @@ def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick:
     bare = [p.name for p in rest if p.default is p.empty]
     open_ended = [p.name for p in rest if p.default is None]
     return _plan(table, named, left, pick, bare, open_ended)
+
+
+def _check_order(table: Operation, parameters: list[inspect.Parameter], positional: list[inspect.Parameter]) -> None:
+    """Raise UsageError where an array's own name stands at another place than the array is passed to."""
+    names = [p.name for p in parameters]
+    for place, array in enumerate(table.arrays):
+        if array in names and (place >= len(positional) or positional[place].name != array):
+            raise UsageError(
+                f"{table.name}: {array!r} is not parameter {place + 1} of ({', '.join(names)}), and arrays are passed "
+                f"by position; wrap it as def {table.name}({', '.join(table.arrays)}, *, …)"
+            )
 
 
 def _plan(
@@ -187,11 +200,9 @@ def arguments(
     for name, values in request.arrays.items():
         if name == "mask":
             values = _mask_values(values, capabilities.mask_means)
+        if capabilities.layout == "BTHD" and name in ("q", "k", "v"):
+            values = np.ascontiguousarray(values.transpose(0, 2, 1, 3))
         natives[name] = framework.native(values, request.dtype, request.layout)
-    if capabilities.layout == "BTHD":
-        for name in ("q", "k", "v"):
-            if name in natives:
-                natives[name] = framework.contiguous(framework.permute(natives[name], (0, 2, 1, 3)))
     if request.gradient is not None:
         for name in request.gradient:
             natives[name].requires_grad_(True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -237,8 +236,3 @@ def parse_values(values: Any) -> np.ndarray:
     """The array of such nested lists; booleans stay booleans."""
     array = np.asarray(values)
     return array if array.dtype == bool else array.astype(np.float64)
-
-
-def to_line(case: Case) -> str:
-    """The case as one line of JSON."""
-    return json.dumps(case.to_json(), separators=(",", ":"))

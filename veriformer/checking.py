@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from veriformer.boundary import Outcome, Request
@@ -71,17 +71,8 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """3 the suite is at fault; 1 something is wrong; 4 not everything asked for was judged; 0."""
-        verdicts = {row.verdict for row in self.counted}
-        if "suite_error" in verdicts:
-            return 3
-        if verdicts & set(RED):
-            return 1
-        judged = any(row.verdict in ("pass", "xfail") for row in self.counted)
-        return 4 if verdicts & {"incomplete", "not_run"} or self.missing or not judged or self._undetermined() else 0
-
-    def _undetermined(self) -> bool:
-        return bool(self.rows) and all(row.verdict in ("undetermined", "not_provided") for row in self.counted)
+        """See `exit_code_of`."""
+        return exit_code_of([row.verdict for row in self.counted], self.missing)
 
     @property
     def ok(self) -> bool:
@@ -98,6 +89,19 @@ class Report:
         from veriformer.report.terminal import plain
 
         return plain(self)
+
+
+def exit_code_of(verdicts: Sequence[str], missing: Sequence[str] = ()) -> int:
+    """3 the suite is at fault; 1 something is wrong; 4 not everything asked for was judged; 0.
+
+    verdicts: of the rows that count. missing: what was required and is not there.
+    """
+    found = set(verdicts)
+    if "suite_error" in found:
+        return 3
+    if found & set(RED):
+        return 1
+    return 4 if found & {"incomplete", "not_run"} or missing or not found & {"pass", "xfail"} else 0
 
 
 def check(
@@ -123,7 +127,7 @@ def check(
     Raises UsageError with one line that says what to do.
     """
     settings = Settings(
-        effort, seed, max_time, tuple(dtypes), tuple(laws), tuple(require), isolate,
+        effort, seed, max_time, tuple(dtypes), tuple(laws), tuple(require), isolate and bool(targets),
     )  # fmt: skip
     options = Options(None if accepts is None else tuple(accepts), tuple(returns), framework, declare=declare or {})
     with ExitStack() as stack:
@@ -139,7 +143,17 @@ def check(
 def open_targets(
     targets: Iterable[str], options: Options, settings: Settings, stack: ExitStack
 ) -> Iterator[Implementation]:
-    """The implementations of all targets; workers are closed with the stack."""
+    """The implementations of all targets, each with a name of its own; workers are closed with the stack."""
+    names: set[str] = set()
+    for one in _opened(targets, options, settings, stack):
+        label = one.name if one.name not in names else f"{one.name} ({', '.join(one.description.plans)})"
+        while label in names:
+            label += "'"
+        names.add(label)
+        yield replace(one, label=label)
+
+
+def _opened(targets: Iterable[str], options: Options, settings: Settings, stack: ExitStack) -> Iterator[Implementation]:
     for target in targets:
         if not settings.isolate:
             yield from (vetted(in_process(one, target, options)) for one in load(target, options))

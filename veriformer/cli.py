@@ -6,6 +6,7 @@ import argparse
 import json
 import secrets
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         code = 141
+    except Exception:
+        traceback.print_exc()
+        print("veriformer: the suite itself is at fault; please report the lines above", file=sys.stderr)
+        code = 3
     raise SystemExit(code)
 
 
@@ -133,7 +138,10 @@ def options_of(given: Any) -> Options:
 
     Raises UsageError for a declaration without "=".
     """
-    declare: dict[str, Any] = dict(project_table().get("declare", {}))
+    declare = project_table().get("declare", {})
+    if not isinstance(declare, dict):
+        raise UsageError("pyproject.toml: [tool.veriformer.declare] is a table of KEY = VALUE")
+    declare = dict(declare)
     for pair in given.declare:
         key, equals, value = pair.partition("=")
         if not equals:

@@ -32,7 +32,6 @@ class Capabilities:
     """
 
     dtypes: tuple[str, ...] = _choice((), None, "dtypes accepted; empty: all that the framework has")
-    devices: tuple[str, ...] = _choice(("cpu",), None, "devices it runs on")
     layout: str = _choice("BHTD", ("BHTD", "BTHD"), "order of the axes of query, key, value and output")
     mask_means: str = _choice(
         "attend", ("attend", "drop", "additive"), "True in mask: may attend, must not; or a float mask that is added"
@@ -64,7 +63,6 @@ class Capabilities:
     nonpositive_scale: bool = _choice(False, (True, False), "extra: scale = 0 and scale < 0")
     nan_contained: bool = _choice(False, (True, False), "extra: NaN and inf under the mask stay there")
     batch_invariant: bool = _choice(False, (True, False), "extra: a row alone equals the row in a batch, bit by bit")
-    zero_sizes: bool = _choice(False, (True, False), "extra: axes of length 0")
     zero_temperature: bool = _choice(False, (True, False), "extra: T = 0, shared among the largest")
     extreme_values: bool = _choice(False, (True, False), "extra: values near the largest of the dtype")
     infinite_bias: bool = _choice(False, (True, False), "extra: -inf in bias means False in mask")
@@ -84,6 +82,14 @@ class Capabilities:
         for dtype in self.dtypes:
             if dtype not in DTYPES:
                 raise ValueError(f"dtypes: {dtype!r} is not known; known are {', '.join(DTYPES)}")
+        for name in ("accumulate", "intermediate"):
+            value = getattr(self, name)
+            for one in value.values() if isinstance(value, Mapping) else (value,):
+                if one not in ("storage", *DTYPES):
+                    raise ValueError(f"{name}={one!r} is no dtype; wanted storage or one of {', '.join(DTYPES)}")
+        for name in ("widths", "blocks"):
+            if not all(isinstance(size, int) and size > 0 for size in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)!r}: wanted whole numbers above 0, as in {name}=32,64")
 
     def at(self, name: str, dtype: str) -> Any:
         """The value of a field that may be a mapping from dtype (or from "default") to a value."""
@@ -135,7 +141,8 @@ class Expected:
     that draw cases). when: conditions on "dtype" and on package versions, such as
     {"dtype": "bfloat16", "torch": "<2.14"}; an entry whose conditions do not hold sleeps.
     where: an expression over keywords and sizes such as "causal and scale <= 0"; the search goes on
-    outside it. Without it the search of that item is off, and reported as masked.
+    outside it. Without it the search of that item is off, and the report says so. kind: the kind of
+    failure, such as "not finite", "raised" or "crash"; empty: any wrong result, but no exception.
 
     Raises ValueError if reason is empty.
     """
@@ -147,6 +154,7 @@ class Expected:
     when: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
     variants: tuple[str, ...] = ()
+    kind: str = ""
 
     def __post_init__(self) -> None:
         if not self.reason.strip():
@@ -158,7 +166,7 @@ class Fault:
     """One deliberate mistake in `impls/faulty/`: what it does, who must notice, where it was seen.
 
     law: id of the law that must accuse it. source: the public bug, or "mutation" with the reason.
-    dtype: the dtype in which it shows. block: the size at which a tiled fault shows, if any.
+    dtype: the dtype in which it shows.
     """
 
     operation: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,6 @@ class Numpy:
         kind, keys, position, *_ = np.random.get_state(legacy=True)
         return {
             "numpy's random state": (kind, np.asarray(keys).tobytes(), position),
-            "numpy's error handling": tuple(sorted(np.geterr().items())),
             "Python's random state": random.getstate(),
         }
 
@@ -263,9 +262,34 @@ def framework_of(function: Any, module: Any) -> str:
         return "torch"
     if function is getattr(torch.nn.functional, getattr(function, "__name__", ""), None):
         return "torch"
-    names = getattr(getattr(function, "__wrapped__", function), "__globals__", None) or vars(module)
-    for value in list(names.values()):
+    plain = getattr(function, "__wrapped__", function)
+    plain = getattr(plain, "__func__", plain)
+    names = getattr(plain, "__globals__", None) or vars(module)
+    used = _owners(names[name] for name in _used(plain, names))
+    # what the function uses decides; where that tells nothing, what its module holds
+    return "torch" if "torch" in (used or _owners(names.values())) else "numpy"
+
+
+def _used(function: Any, names: dict[str, Any], depth: int = 3) -> set[str]:
+    """Global names that a function speaks of, also through functions of its own module."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return set()
+    found, codes = set(), [code]
+    while codes:
+        one = codes.pop()
+        found |= {name for name in one.co_names if name in names}
+        codes += [const for const in one.co_consts if hasattr(const, "co_names")]
+    for name in list(found) if depth else []:
+        found |= _used(names[name], names, depth - 1) if getattr(names[name], "__globals__", None) is names else set()
+    return found
+
+
+def _owners(values: Iterable[Any]) -> set[str]:
+    """The frameworks that modules, functions and classes among the values belong to."""
+    found = set()
+    for value in list(values):
         owner = getattr(value, "__name__", None) if hasattr(value, "__loader__") else getattr(value, "__module__", None)
-        if isinstance(owner, str) and (owner == "torch" or owner.startswith("torch.")):
-            return "torch"
-    return "numpy"
+        if isinstance(owner, str) and owner.split(".")[0] in FRAMEWORKS:
+            found.add(owner.split(".")[0])
+    return found

@@ -19,15 +19,22 @@ from veriformer.budgets import Precision
 from veriformer.calling import CallPlan
 from veriformer.case import Case, round_to
 from veriformer.declarations import Capabilities
-from veriformer.expect import Refused, recording
+from veriformer.expect import recording
 from veriformer.frameworks import framework_named
 from veriformer.law import Law
 from veriformer.operations import OPERATIONS
 from veriformer.subject import Implementation, attempt
 
 
+class Unknown(Exception):
+    """The reference cannot be asked here."""
+
+
 def reference_keeps(law: Law, implementation: Implementation, dtype: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether the reference, under the implementation's own conventions, keeps the law on these arguments."""
+    """Whether the reference, under the implementation's own conventions, keeps the law on these arguments.
+
+    True where only torch could tell and torch is absent.
+    """
     capabilities = implementation.description.capabilities
 
     def call(name: str, operation: str, request: Request) -> Outcome:
@@ -39,7 +46,9 @@ def reference_keeps(law: Law, implementation: Implementation, dtype: str, argume
     with recording():
         try:
             return attempt(law, replace(implementation, call=call, start=None), dtype, arguments) is None
-        except Refused:
+        except Unknown:
+            return True
+        except Exception:  # refused, or a law that such arguments do not suit
             return False
 
 
@@ -53,14 +62,13 @@ def computed(case: Case, capabilities: Capabilities) -> Outcome:
 
 
 def differentiated(operation: str, capabilities: Capabilities, request: Request) -> Outcome:
-    """The reference in torch, with the gradients that the request asks for; a refusal without torch."""
+    """The reference in torch, with the gradients that the request asks for. Raises Unknown without torch."""
     if importlib.util.find_spec("torch") is None:
-        return Outcome("refused", "torch is needed to differentiate the reference")
+        raise Unknown
     table = OPERATIONS[operation]
     function = functools.partial(dialect, operation, capabilities)
     plan = CallPlan(operation, {word: word for word in (*table.options, *table.keywords)})
-    plain = Capabilities(empty_row=capabilities.empty_row)
-    return Boundary(function, plan, plain, framework_named("torch")).cross(request)
+    return Boundary(function, plan, Capabilities(), framework_named("torch")).cross(request)
 
 
 def dialect(operation: str, capabilities: Capabilities, *arrays: Any, **keywords: Any) -> Any:

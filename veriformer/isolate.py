@@ -7,6 +7,7 @@ framework, and nothing of the user's __main__ is imported.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -27,6 +28,8 @@ from veriformer.targets import Description, Options, load
 IMPORT_PATIENCE = 300.0
 CALL_PATIENCE = 20.0
 """Seconds a call may take before the first hang; after one, 20 times the slowest good call."""
+MARK = "VERIFORMER_WORKER"
+"""Set in a worker, so that a target that starts a run when imported does not start workers without end."""
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -80,10 +83,15 @@ class Remote:
     """
 
     def __init__(self, target: str, options: Options, patience: float = CALL_PATIENCE) -> None:
+        if MARK in os.environ:
+            raise UsageError(
+                "a run was started while a target was being imported for another; "
+                "put that call under `if __name__ == '__main__':`"
+            )
         self.target, self.patience, self.hung, self.slowest = target, patience, False, 0.0
         ours, theirs = socket.socketpair()
         self.output = tempfile.TemporaryFile()
-        environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1")}
+        environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), MARK: "1"}
         # -c rather than -m: the folder that python puts on the path is then the caller's own
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from veriformer.isolate import main; main()", str(theirs.fileno())],
@@ -94,7 +102,6 @@ class Remote:
             env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         theirs.close()
-        self.socket = ours
         self.control = Connection(ours.detach())
         self.control.send((target, options, os.getcwd()))
         self.child: Channel | None = None
@@ -131,10 +138,8 @@ class Remote:
         """
         if self.waiting:
             self._finish()
-        try:
+        with contextlib.suppress(OSError):  # the process is gone; fetching the outcome says how
             self._channel().send((name, operation, request))
-        except OSError:
-            pass  # the process is gone; fetching the outcome says how
         self.waiting = True
         return self._finish
 

@@ -23,7 +23,9 @@ from veriformer.declarations import Capabilities
 from veriformer.operations import OPERATIONS
 
 KINDS = ("contract", "hygiene", "metamorphic", "gradient", "oracle")
-"""Kinds of laws, in the order in which they run."""
+"""Kinds of laws."""
+JUDGED_BESIDE_REFERENCE = ("metamorphic", "gradient", "oracle")
+"""Kinds that the reference must keep on a case before anyone is accused with it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Domain:
         """Those of some memory layouts that the implementation accepts."""
         if self.capabilities.strides == "any":
             return tuple(layouts)
-        return tuple(layout for layout in layouts if layout not in ("transposed", "strided"))
+        return tuple(layout for layout in layouts if layout in ("contiguous", "offset"))
 
     def provides(self, word: str) -> bool:
         """Whether a keyword, an option, an extra or "gradients" is there."""
@@ -145,8 +147,8 @@ def law(
     operations: one name, or several for a `LawFamily`. case and others: recipes, by parameter name.
     needs: keywords, options, extras or "gradients" without which the law does not apply. also:
     further operations of the same implementation that the function gets after its own. root: a
-    contract without which the rest is not run. relative: the budget comes from the reference, so
-    the message is withheld while the oracle fails. kills: faults (`file:variant` under
+    contract without which the rest is not run. relative: two outputs are compared with a budget that
+    comes from the reference; such a failure is shown last while the oracle fails. kills: faults (`file:variant` under
     `impls/faulty/`) that this law rejects when run alone. changes: capabilities that change it.
     """
 

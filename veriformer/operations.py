@@ -17,7 +17,7 @@ class Operation:
 
     arrays: the positional arrays and their axes. options: the keyword arrays and their axes (in
     mask and bias each axis may also be 1). keywords: the scalars and their defaults.
-    results: names of what is returned. required_width: the arrays whose last axis is reduced.
+    results: names of what is returned.
     """
 
     name: str

@@ -190,7 +190,7 @@ class LawItem(pytest.Item):
         turn = self.config.stash[STATE].turn if STATE in self.config.stash else None
         row = turn.run(self.item) if turn else self.item.run()
         self.user_properties.append(("veriformer", json.dumps(row_record(row))))
-        if row.verdict in (*RED, "suite_error", "incomplete"):
+        if row.verdict in (*RED, "suite_error", "incomplete", "not_run"):
             if tentative(row.law) and row.verdict != "suite_error":
                 pytest.xfail("tentative law: not counted yet")
             raise LawBroken(row)
@@ -237,8 +237,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     path = config.getoption("--veriformer-json")
     if path:
         from veriformer.checking import Report
-        from veriformer.report.record import assemble, header_record, write
+        from veriformer.report.record import assemble, header_of_rows, write
 
         report = config.stash[STATE].report if STATE in config.stash else Report()
         report.complete = exitstatus in (0, 1)
-        write(Path(path).resolve(), assemble(header_record(report), _rows))
+        write(Path(path).resolve(), assemble(header_of_rows(report, _rows), _rows))

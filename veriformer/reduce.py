@@ -33,9 +33,9 @@ def smallest(arguments: Arguments, broken: Broken, attempt: Attempt) -> tuple[Ar
         for candidate in candidates(arguments):
             if tries >= TRIES:
                 break
-            tries += 1
             if surprises(candidate) > surprises(arguments):
                 continue
+            tries += 1
             found = attempt(candidate)
             if found is not None and as_clear(found, broken):
                 arguments, broken, improved = candidate, found, True

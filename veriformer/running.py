@@ -22,7 +22,7 @@ from veriformer.declarations import Expected
 from veriformer.expect import Broken, Refused, Trial, recording
 from veriformer.guard import reference_keeps
 from veriformer.known import awake, holds
-from veriformer.law import Domain, Law
+from veriformer.law import JUDGED_BESIDE_REFERENCE, Domain, Law
 from veriformer.reduce import smallest
 from veriformer.subject import Implementation, attempt
 
@@ -155,7 +155,8 @@ class Item:
             row.search = "off: " + blind[0].reason
         if row.verdict == "not_run":
             row.verdict, row.reason = verdict_of(row)
-        if known and row.verdict in ("pass", "incomplete", "undetermined"):
+        # a search that was left open stays open; one with every case masked had nothing to do
+        if known and (known[0] != "xfail" or row.verdict == "pass" or blind or not row.cases):
             row.verdict, row.reason = known
 
     def _judge(self, row: Row, excluded: Sequence[Expected]) -> None:
@@ -163,7 +164,7 @@ class Item:
         if found is None:
             return
         arguments, broken, origin = found
-        if self.law.relative and not self._reference_keeps(arguments):
+        if self.law.kind in JUDGED_BESIDE_REFERENCE and not self._reference_keeps(arguments):
             row.verdict, row.reason = "suite_error", f"the reference breaks this law too: {arguments[0].describe()}"
             return
         tries = 0
@@ -290,6 +291,10 @@ class Item:
                     return "xpass", f"refused now ({refused}); remove this entry: {entry.reason}"
             if broken is None:
                 return "xpass", f"no longer fails; remove this entry: {entry.reason}"
+            if broken.kind != entry.kind if entry.kind else broken.kind in _VERDICT_OF:
+                row.failure = self._failure((case, *others), broken, "expected failure", 0)
+                said = f"fails otherwise than expected ({entry.kind or 'a wrong result'}): {entry.reason}"
+                return _VERDICT_OF.get(broken.kind, "fail"), said
             state = ("xfail", entry.reason)
         return state
 

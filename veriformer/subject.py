@@ -32,11 +32,12 @@ class Implementation:
     target: str = ""
     options: Options = field(default_factory=Options)
     start: Starter | None = None
+    label: str = ""
 
     @property
     def name(self) -> str:
-        """The name in ids and reports."""
-        return self.description.name
+        """The name in ids and reports: the description's, unless two implementations share it."""
+        return self.label or self.description.name
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """The dtypes to judge in."""
@@ -107,9 +108,9 @@ class Subject:
         request = Request(case.arrays, case.keywords, case.dtype, case.layout, gradient, cotangents, watch)
         about = self.implementation
         if about.start is None:
-            outcome = about.call(about.name, self.operation, request)
+            outcome = about.call(about.description.name, self.operation, request)
             return lambda: self._judged(Call(self.operation, case, outcome, gradient, cotangents))
-        fetch = about.start(about.name, self.operation, request)
+        fetch = about.start(about.description.name, self.operation, request)
         return lambda: self._judged(Call(self.operation, case, fetch(), gradient, cotangents))
 
     def _judged(self, call: Call) -> Outcome:

@@ -77,8 +77,9 @@ def load(target: str, options: Options, folder: str = "") -> list[Loaded]:
 
 def load_functions(functions: Mapping[str, Callable[..., Any]], options: Options, name: str = "") -> Loaded:
     """An implementation made of functions in memory, keyed by operation."""
-    for operation in functions:
+    for operation, function in functions.items():
         _check_operation(operation)
+        _check_callable(operation, function)
     first = next(iter(functions.values()))
     module = sys.modules.get(getattr(first, "__module__", "") or "", None) or sys.modules["__main__"]
     return _assemble(name or _name_of(first), dict(functions), module, options, {}, (), None, {})
@@ -94,6 +95,13 @@ def _check_operation(operation: str) -> None:
         raise UsageError(
             f"unknown operation {operation!r}{nearest(operation, list(OPERATIONS))}; `veriformer list` shows all"
         )
+
+
+def _check_callable(place: str, function: Any) -> None:
+    if isinstance(function, type):
+        raise UsageError(f"{place} is a class; name a function, or an instance that can be called")
+    if not callable(function):
+        raise UsageError(f"{place} is a {type(function).__name__}, wanted something that can be called")
 
 
 def _registered() -> dict[str, importlib.metadata.EntryPoint]:
@@ -116,8 +124,7 @@ def _load_function(target: str, operation: str, place: str, options: Options) ->
         if not hasattr(function, part):
             raise UsageError(f"{where} has no attribute {part!r}{nearest(part, _public(function))}")
         function = getattr(function, part)
-    if not callable(function):
-        raise UsageError(f"{place} is a {type(function).__name__}, wanted something that can be called")
+    _check_callable(place, function)
     declared = getattr(module, "CAPABILITIES", {})
     own = declared if operation in declared else {}
     places = {operation: (where, attribute)}
@@ -149,7 +156,8 @@ def _pick_variant(found: list[Loaded], name: str, variant: str) -> list[Loaded]:
     chosen = [one for one in found if one.description.name == f"{name}:{variant}"]
     if not chosen:
         names = [one.description.name.partition(":")[2] for one in found if ":" in one.description.name]
-        raise UsageError(f"{name} has no variant {variant!r}{nearest(variant, names)}")
+        tail = nearest(variant, names) if names else f"; for a function of it write OPERATION={name}:{variant}"
+        raise UsageError(f"{name} has no variant {variant!r}{tail}")
     return chosen
 
 
@@ -160,6 +168,8 @@ def import_module(place: str) -> ModuleType:
     """
     if place.endswith(".py"):
         return _import_file(Path(place))
+    if Path(place).is_dir() and not (Path(place) / "__init__.py").is_file():
+        raise UsageError(f"{place} is a folder; name a file in it, a module or a registered name")
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -175,9 +185,13 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         names = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise UsageError(f"no file {path}{nearest(str(path), names)}")
-    parent = str(path.parent.resolve())
-    if parent not in sys.path:
-        sys.path.insert(0, parent)
+    root = path.resolve().parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    if root != path.resolve().parent:
+        return import_module(".".join(path.resolve().with_suffix("").relative_to(root).parts))
     name = f"veriformer_target_{path.stem}_{abs(hash(str(path.resolve())))}"
     if name in sys.modules:
         return sys.modules[name]

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from veriformer.case import PRINTED, Case
+from veriformer.calling import UsageError
+from veriformer.case import PRINTED, Case, json_values
 from veriformer.checking import RED, Report, chosen_laws, judge
 from veriformer.report import terminal
 from veriformer.report.record import Writer, failure_id, output_folder, plain_value, slug, writable, write
@@ -37,6 +38,9 @@ def show_run(report: Report, folder: str, whole: str | None, junit: str | None, 
     efforts = mixed_efforts(report) if mixed else None
     laws = chosen_laws(report.settings)
     total = sum(1 for _ in items(laws, report.implementations, "smoke", 0, 0.0, report.settings.dtypes))
+    if not total:
+        operations = {operation for one in report.implementations for operation in one.description.plans}
+        raise UsageError(f"none of the chosen laws and dtypes applies to {', '.join(sorted(operations))}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
@@ -99,15 +103,22 @@ def replay_record(row: Row, implementation: Implementation) -> dict[str, object]
     """What is needed to run one failing case again."""
     assert row.failure is not None
     options = implementation.options
-    others = [value for value in row.failure.arguments[1:] if not isinstance(value, Case)]
+    others = [
+        full_record(value) if isinstance(value, Case) else plain_value(value) for value in row.failure.arguments[1:]
+    ]
     return {
         "law": row.law.id, "implementation": row.implementation, "target": implementation.target, "dtype": row.dtype,
         "options": {
             "accepts": plain_value(options.accepts), "returns": list(options.returns),
             "framework": options.framework, "declare": plain_value(options.declare),
         },
-        "case": row.failure.case.to_json(), "others": plain_value(others),
+        "case": row.failure.case.to_json(), "others": others,
     }  # fmt: skip
+
+
+def full_record(case: Case) -> dict[str, object]:
+    """A case with all its arrays, however large."""
+    return {**case.to_json(), "arrays": {name: json_values(array) for name, array in case.arrays.items()}}
 
 
 def junit_text(report: Report) -> str:

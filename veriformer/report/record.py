@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import veriformer
 from veriformer.calling import UsageError
 from veriformer.case import Case
 from veriformer.catalogue import LEVEL, tentative
-from veriformer.checking import Report
+from veriformer.checking import Report, exit_code_of
 from veriformer.declarations import Expected
 from veriformer.running import Failure, Row
 from veriformer.subject import Call, Implementation
@@ -120,6 +120,18 @@ def header_record(report: Report) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def header_of_rows(report: Report, rows: Sequence[str]) -> dict[str, Any]:
+    """The header where rows exist only as text, as they do when several processes share a run."""
+    records = [json.loads(row) for row in rows]
+    verdicts = [record["verdict"] for record in records]
+    code = exit_code_of([record["verdict"] for record in records if not record["tentative"]], report.missing)
+    return header_record(report) | {
+        "exit_code": code if report.complete else None,
+        "counts": {name: verdicts.count(name) for name in dict.fromkeys(verdicts)},
+        "seconds": round(sum(record["seconds"] for record in records), 3),
+    }
+
+
 def environment() -> dict[str, str]:
     """What the judging side ran on."""
     return {
@@ -136,7 +148,7 @@ def implementation_record(implementation: Implementation) -> dict[str, Any]:
     """An implementation with its parameter mapping and the capabilities in force."""
     about = implementation.description
     return {
-        "name": about.name,
+        "name": implementation.name,
         "target": implementation.target,
         "framework": about.framework,
         "versions": dict(about.versions),
@@ -172,6 +184,11 @@ class Writer:
     def __init__(self, report: Report, folder: Path, whole: Path | None = None) -> None:
         self.report, self.folder, self.whole = report, folder, whole
         self.rows: dict[str, list[str]] = {one.name: [] for one in report.implementations}
+        self.paths: dict[str, Path] = {}
+        for name in self.rows:
+            path = folder / f"{slug(name)}.json"
+            taken = path in self.paths.values()
+            self.paths[name] = folder / f"{slug(name)}-{len(self.paths)}.json" if taken else path
         self.all: list[str] = []
         self.finish()
 
@@ -190,7 +207,7 @@ class Writer:
     def _write(self, name: str) -> None:
         header = header_record(self.report)
         mine = {**header, "implementations": [i for i in header["implementations"] if i["name"] == name]}
-        write(self.folder / f"{slug(name)}.json", assemble(mine, self.rows[name]))
+        write(self.paths[name], assemble(mine, self.rows[name]))
         if self.whole:
             write(self.whole, assemble(header, self.all))
 
@@ -203,10 +220,12 @@ def assemble(header: Mapping[str, Any], rows: list[str]) -> str:
 
 def write(path: Path, text: str) -> None:
     """Replace a file in one step."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    temporary = path.with_name(f".writing-{os.getpid()}-{path.name}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def writable(path: Path) -> None:

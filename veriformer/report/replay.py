@@ -35,7 +35,7 @@ def replay(record: Mapping[str, Any], path: Path) -> int:
     options = Options(accepts, tuple(said["returns"]), said["framework"], declare=said["declare"])
     data = path.with_name(path.name.removesuffix(".json") + ".npz")
     arrays = dict(np.load(data)) if data.is_file() else None
-    arguments = (Case.from_json(record["case"], arrays), *(tupled(value) for value in record["others"]))
+    arguments = (Case.from_json(record["case"], arrays), *(revived(value) for value in record["others"]))
     console = console_for()
     with ExitStack() as stack:
         found = {one.name: one for one in open_targets([record["target"]], options, Settings(), stack)}
@@ -51,6 +51,11 @@ def replay(record: Mapping[str, Any], path: Path) -> int:
     console.print(f"  case  {arguments[0].describe()}", markup=False)
     console.print(f"  got   {broken.message}" if broken else "  the law holds for this case", markup=False)
     return 1 if broken else 0
+
+
+def revived(value: Any) -> Any:
+    """A further argument of a law: a case, or plain values."""
+    return Case.from_json(value) if isinstance(value, dict) else tupled(value)
 
 
 def tupled(value: Any) -> Any:

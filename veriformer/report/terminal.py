@@ -82,7 +82,7 @@ def implementation_lines(implementation: Implementation) -> Iterable[str]:
     """Name and framework, then one line for each operation: what it takes and declares."""
     about = implementation.description
     version = about.versions.get(about.framework, "")
-    yield f"{about.name}  {about.framework} {version}"
+    yield f"{implementation.name}  {about.framework} {version}"
     for operation, plan in about.plans.items():
         changed = about.capabilities[operation].changed()
         words = [f"takes {plan.mapping()}"] if plan.mapping() else ["takes arrays only"]
@@ -289,9 +289,10 @@ def dtype_lines(report: Report) -> Iterable[str]:
 
 def declaration(row: Row) -> str:
     """A declaration that would take the refused cases out of the domain, or an empty string."""
-    name = row.law.name
-    if "grouped" in name:
-        return "--declare grouped_heads=false"
-    if row.law.needs & {"mask"} and "causal" in row.law.needs:
+    said = row.refusal.lower()
+    if "causal" in said and ("mask" in said or "bias" in said):
         return "--declare causal_with_mask=false"
+    sizes = ("size of tensor", "broadcast", "shape", "must match", "expected size")
+    if row.law.operation.startswith("attention") and any(word in said for word in sizes):
+        return "--declare grouped_heads=false"
     return ""
