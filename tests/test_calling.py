@@ -105,7 +105,7 @@ def test_parameters_of_other_meaning_stay_at_their_defaults() -> None:
         ("q, k, v, sm_scal", "parameter 'sm_scal' has no default and no known meaning; nearest is 'sm_scale'"),
         ("q, k, v, *, causl", "parameter 'causl' has no default and no known meaning; nearest is 'causal'"),
         ("q, k", r"takes 2 positional arguments \(q, k\), wanted 3: q, k, v"),
-        ("q, k, *, v", r"takes 2 positional arguments \(q, k\), wanted 3: q, k, v"),
+        ("q, k, *, v", r"'v' is not parameter 3 of \(q, k, v\), and arrays are passed by position; wrap it as def"),
     ],
 )
 def test_a_signature_that_does_not_fit_is_one_line(parameters: str, words: str) -> None:
