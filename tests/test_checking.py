@@ -94,7 +94,7 @@ def test_a_wrong_function_is_red_and_its_report_says_where() -> None:
     report = quick(doubled)
     assert report.exit_code == 1 and [row.law.id for row in report.failures] == [LAW]
     text = str(report)
-    assert "FAIL  softmax/equals-the-reference" in text and "case 0=2; x=" in text and "exit code 1" in text
+    assert "FAIL  softmax/equals-the-reference" in text and "case shape=[2]; x=" in text and "exit code 1" in text
     assert max(map(len, text.splitlines())) <= 80 and "\x1b" not in text
 
 

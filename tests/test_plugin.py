@@ -80,7 +80,7 @@ def test_a_failing_law_shows_its_block_and_no_traceback(pytester: pytest.Pyteste
     done = judge(pytester, "softmax=wrong:softmax", keyword="equals-the-reference")
     done.assert_outcomes(failed=1, deselected=LAWS - 1)
     text = done.stdout.str()
-    assert "FAIL  softmax/equals-the-reference  wrong:softmax  float32" in text and "case 0=1; x=[0]" in text
+    assert "FAIL  softmax/equals-the-reference  wrong:softmax  float32" in text and "case shape=[1]; x=[0]" in text
     assert "Traceback" not in text and not re.search(r"\.py:\d", text)
     assert rows(pytester) == {"softmax/equals-the-reference": "fail"}
 
@@ -114,7 +114,7 @@ def test_a_conformance_class_fails_with_the_block(pytester: pytest.Pytester, plu
     pytester.makepyfile(test_mine=text)
     done = run(pytester, "-p", plugin, "test_mine.py", "--tb=short")
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*FAIL  softmax/equals-the-reference  wrong:softmax  float32*", "*case 0=1; x=*"])
+    done.stdout.fnmatch_lines(["*FAIL  softmax/equals-the-reference  wrong:softmax  float32*", "*case shape=[[]1]; x=*"])
 
 
 def test_a_conformance_class_knows_expected_failures(pytester: pytest.Pytester) -> None:

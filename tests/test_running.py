@@ -28,7 +28,7 @@ def test_a_law_that_holds_passes_and_counts_what_it_judged() -> None:
 def test_a_broken_law_fails_with_its_case_and_calls() -> None:
     row = judged(toy_law(lambda softmax, case: expect_same(softmax(case), case["x"])), softmax=softmax)
     assert row.verdict == "fail" and row.failure is not None
-    assert row.failure.kind == "value" and row.failure.case.describe() == "0=2; x=[0,1]"
+    assert row.failure.kind == "value" and row.failure.case.describe() == "shape=[2]; x=[0,1]"
     assert len(row.failure.calls) == 1 and row.failure.origin == "pinned 1"
 
 

@@ -125,7 +125,8 @@ class Case:
 
     def describe(self) -> str:
         """One line: sizes, keywords and, where they are few, the values."""
-        parts = [f"{axis}={n}" for axis, n in self.sizes().items()]
+        free = "x" in self.arrays
+        parts = [f"shape={list(self['x'].shape)}"] if free else [f"{axis}={n}" for axis, n in self.sizes().items()]
         parts += [f"{key}={show_keyword(value)}" for key, value in self.keywords.items()]
         if self.layout != "contiguous":
             parts.append(f"layout={self.layout}")
