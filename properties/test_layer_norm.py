@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from veriformer.budgets import Precision
 from veriformer.case import Case
 from veriformer.expect import expect, expect_between, expect_close, expect_finite, expect_same
 from veriformer.law import choice, law
@@ -213,7 +214,9 @@ def width_one_gives_the_bias(layer_norm: Subject, case: Case) -> None:
 )
 def finite_for_large_input(layer_norm: Subject, case: Case) -> None:
     """Numbers as large as their squares can be summed give finite results."""
-    expect_finite(layer_norm(case))
+    sums = Precision(layer_norm.precision.accumulator).largest
+    if (case["x"] ** 2).sum(-1).max() < sums / 4:
+        expect_finite(layer_norm(case))
 
 
 @law(

@@ -114,7 +114,7 @@ def test_a_conformance_class_fails_with_the_block(pytester: pytest.Pytester, plu
     pytester.makepyfile(test_mine=text)
     done = run(pytester, "-p", plugin, "test_mine.py", "--tb=short")
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*FAIL  softmax/equals-the-reference  wrong:softmax  float32*", "*case shape=[[]1]; x=*"])
+    done.stdout.fnmatch_lines(["*FAIL  softmax/equals-the-reference  wrong:softmax  float32*", "*case shape=[[]1]*"])
 
 
 def test_a_conformance_class_knows_expected_failures(pytester: pytest.Pytester) -> None:

@@ -91,12 +91,16 @@ class Store:
     def _failure(self, row: Row) -> tuple[str, str]:
         implementation, name = self.by_name[row.implementation], failure_id(row)
         stem = self.folder / f"{slug(row.law.name)}-{name}"
-        save(script_of(row, implementation), stem.with_suffix(".py"))
+        script = str(stem.with_suffix(".py"))
+        try:
+            save(script_of(row, implementation), stem.with_suffix(".py"))
+        except Exception as error:  # one script that cannot be written must not end the run
+            script = f"could not be written: {error!r}"
         write(stem.parent / f"{stem.name}.replay.json", json.dumps(replay_record(row, implementation)))
         case = row.failure.case if row.failure else None
         if case is not None and case.numbers > PRINTED:
             np.savez(stem.parent / f"{stem.name}.replay.npz", **dict(case.arrays))  # type: ignore[arg-type]
-        return str(stem.with_suffix(".py")), name if implementation.target else ""
+        return script, name if implementation.target else ""
 
 
 def replay_record(row: Row, implementation: Implementation) -> dict[str, object]:
