@@ -35,7 +35,7 @@ class Request:
     """One call. gradient: names of the arrays to differentiate by, or None for the forward pass only.
 
     watch: look for changed inputs, shared memory and changed global state, which takes longer than
-    most calls; global state is put back in any case.
+    most calls; modes such as the default dtype are put back in any case.
     """
 
     arrays: Mapping[str, np.ndarray]
