@@ -96,10 +96,6 @@ class Numpy:
         """The axes in another order."""
         return np.transpose(value, axes)
 
-    def contiguous(self, value: Any) -> Any:
-        """The values in C order."""
-        return np.ascontiguousarray(value)
-
     def state(self) -> dict[str, Any]:
         """Global state that a call must not change."""
         kind, keys, position, *_ = np.random.get_state(legacy=True)
@@ -183,10 +179,6 @@ class Torch:
     def permute(self, value: Any, axes: Sequence[int]) -> Any:
         """The axes in another order."""
         return value.permute(*axes)
-
-    def contiguous(self, value: Any) -> Any:
-        """The values in C order."""
-        return value.contiguous()
 
     def state(self) -> dict[str, Any]:
         """Global state that a call must not change."""

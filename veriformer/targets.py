@@ -28,7 +28,6 @@ class Options:
     accepts: tuple[str, ...] | None = None
     returns: tuple[str, ...] = ()
     framework: str = ""
-    device: str = "cpu"
     declare: Mapping[str, Any] = field(default_factory=dict)
 
 

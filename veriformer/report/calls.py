@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,6 @@ class Writing:
     def native(self, values: np.ndarray, dtype: str, layout: str) -> Literal:
         """A literal of these values."""
         return Literal(values, dtype, layout)
-
-    def permute(self, value: Literal, axes: Sequence[int]) -> Literal:
-        """The axes in another order."""
-        return replace(value, values=value.values.transpose(axes))
-
-    def contiguous(self, value: Literal) -> Literal:
-        """The same literal; layout is kept apart."""
-        return value
 
 
 @dataclass
