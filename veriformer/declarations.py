@@ -59,6 +59,14 @@ class Capabilities:
     leak: str = _choice("exact", ("exact", "rounding"), "hidden content changes no bit, or only the rounding")
     norm_epsilon: str = _choice("inside", ("inside", "outside"), "eps under the root, or added to the deviation")
     norm_variance: str = _choice("biased", ("biased", "unbiased"), "variance divided by d, or by d - 1")
+    rms_weight: str = _choice("plain", ("plain", "one_plus"), "rms_norm multiplies by weight, or by 1 + weight")
+    gelu: str = _choice("erf", ("erf", "tanh"), "gelu by the error function, or by its approximation with tanh")
+    rotary_pairs: str = _choice("halves", ("halves", "interleaved"), "pairs (j, j + D/2), or (2j, 2j + 1)")
+    alibi: str = _choice("signed", ("signed", "distance"), "-m (query - key position), or -m |distance|")
+    saved_statistics: Any = _choice("float32", None, "dtype in which a norm keeps its statistics for the backward")
+    recomputes_probabilities: bool = _choice(
+        True, (True, False), "the backward of attention may recompute weights as exp(s - lse)"
+    )
     # extras
     nonpositive_scale: bool = _choice(False, (True, False), "extra: scale = 0 and scale < 0")
     nan_contained: bool = _choice(False, (True, False), "extra: NaN and inf under the mask stay there")
@@ -67,6 +75,8 @@ class Capabilities:
     extreme_values: bool = _choice(False, (True, False), "extra: values near the largest of the dtype")
     infinite_bias: bool = _choice(False, (True, False), "extra: -inf in bias means False in mask")
     empty_softmax_row: bool = _choice(False, (True, False), "extra: a softmax row of -inf alone gives zeros")
+    cache_in_place: bool = _choice(False, (True, False), "extra: the given caches are written and returned")
+    zero_lengths: bool = _choice(False, (True, False), "extra: packed sequences without rows")
     scale_power_of_two: bool = _choice(False, (True, False), "extra: scaling by any power of two is exact")
 
     def __post_init__(self) -> None:
@@ -82,7 +92,7 @@ class Capabilities:
         for dtype in self.dtypes:
             if dtype not in DTYPES:
                 raise ValueError(f"dtypes: {dtype!r} is not known; known are {', '.join(DTYPES)}")
-        for name in ("accumulate", "intermediate"):
+        for name in ("accumulate", "intermediate", "saved_statistics"):
             value = getattr(self, name)
             for one in value.values() if isinstance(value, Mapping) else (value,):
                 if one not in ("storage", *DTYPES):

@@ -1,7 +1,9 @@
 """The operations and their calling conventions: the table that third parties write against.
 
 Axes: B batch, H query heads, G key/value heads (H % G == 0), Tq and Tk lengths, D head width,
-Dv value width, d model width. "..." is any number of leading axes.
+Dv value width, d model width, f inner width, V vocabulary. "..." is any number of leading axes. Where an
+axis is a product ("H*D") or differs by one ("B+1"), the parts are lengths of their own. N counts the
+rows of a cache: B, or its blocks.
 """
 
 from __future__ import annotations
@@ -10,37 +12,81 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+PARAMS = "params."
+"""Arrays whose names begin so are the weights of a composite: the function gets them as nested dicts."""
+
 
 @dataclass(frozen=True)
 class Operation:
     """One named calling convention.
 
-    arrays: the positional arrays and their axes. options: the keyword arrays and their axes (in
-    mask and bias each axis may also be 1). keywords: the scalars and their defaults.
-    results: names of what is returned.
+    arrays: the positional arrays and their axes. scalars: positional whole numbers, where there are no
+    arrays. options: the keyword arrays and their axes (in mask and bias each axis may also be 1).
+    keywords: the scalars and their defaults. required: keywords and options without a default. kinds:
+    names of the arrays that hold booleans or whole numbers. params: weights of a composite, by dotted
+    name, and their axes; a name that ends in "?" may be absent. results: names of what is returned.
+    kinds of results: "like x" unless named here. dtypes: those judged, where they do not follow from
+    what the framework has.
     """
 
     name: str
-    arrays: Mapping[str, str]
+    arrays: Mapping[str, str] = field(default_factory=dict)
     keywords: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     results: tuple[str, ...] = ("out",)
     meaning: str = ""
+    scalars: tuple[str, ...] = ()
+    required: frozenset[str] = frozenset()
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()
 
     def axes(self, array: str) -> tuple[str, ...]:
         """Names of the axes of one array, "..." standing for any leading ones."""
-        return tuple((self.arrays.get(array) or self.options[array]).split())
+        table = {**self.arrays, **self.options, **self.params}
+        return tuple(table[array].split())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every array's name, positional ones first."""
-        return (*self.arrays, *self.options)
+        """Every array's name: positional ones, weights, options."""
+        return (*self.arrays, *self.params, *self.options)
+
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """What is passed by position; "params" stands for all weights together."""
+        return (*self.arrays, *self.scalars, *(("params",) if self.params else ()))
+
+    def kind(self, array: str) -> str:
+        """What an array holds: "float", "int" or "bool"."""
+        return self.kinds.get(array, "float")
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the arrays without which there is no case."""
+        return (*self.arrays, *(name for name in self.options if name in self.required))
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """Names of the arrays of real numbers."""
+        return tuple(name for name in self.names if self.kind(name) == "float")
 
 
+_BOOLEAN_MASK = {"mask": "bool"}
 _ATTENTION: dict[str, Any] = {
     "arrays": {"q": "B H Tq D", "k": "B G Tk D", "v": "B G Tk Dv"},
     "options": {"mask": "B H Tq Tk", "bias": "B H Tq Tk", "sink": "H"},
     "keywords": {"causal": False, "scale": None, "window": None, "softcap": None},
+    "kinds": _BOOLEAN_MASK,
+}
+_ATTENTION_WEIGHTS = {
+    "params.wq": "d H*D",
+    "params.wk": "d G*D",
+    "params.wv": "d G*Dv",
+    "params.wo": "H*Dv d",
+    "params.bq": "H*D",
+    "params.bk": "G*D",
+    "params.bv": "G*Dv",
+    "params.bo": "d",
 }
 
 OPERATIONS: dict[str, Operation] = {
@@ -57,12 +103,93 @@ OPERATIONS: dict[str, Operation] = {
             {"eps": 1e-5},
             meaning="weight (x - mean) / sqrt(variance + eps) + bias over the last axis",
         ),
+        Operation(
+            "rms_norm",
+            {"x": "... d", "weight": "d"},
+            {"eps": 1e-6},
+            meaning="weight x / sqrt(mean x² + eps) over the last axis",
+        ),
+        Operation("gelu", {"x": "..."}, meaning="x Φ(x), Φ the normal distribution"),
+        Operation("relu", {"x": "..."}, meaning="max(x, 0)"),
+        Operation(
+            "feed_forward",
+            {"x": "... d", "w1": "d f", "b1": "f", "w2": "f d", "b2": "d"},
+            meaning="relu(x w1 + b1) w2 + b2",
+        ),
+        Operation(
+            "sinusoidal_positions",
+            scalars=("length", "width"),
+            keywords={"offset": 0},
+            dtypes=("float32",),
+            meaning="sine in channel 2i and cosine in channel 2i+1 of position · 10000^(-2i/width); [length, width]",
+        ),
+        Operation(
+            "rotary_embedding",
+            {"x": "... T D", "positions": "T"},
+            {"base": 10000.0},
+            kinds={"positions": "int"},
+            meaning="the pair (x_j, x_{j+D/2}) turned by the angle position · base^(-2j/D)",
+        ),
+        Operation(
+            "alibi_bias",
+            scalars=("heads", "query_length", "key_length"),
+            dtypes=("float32",),
+            meaning="-m_h (query position - key position), query i at i + Tk - Tq; [H, Tq, Tk]",
+        ),
         Operation("attention", **_ATTENTION, meaning="softmax(q k^T scale) v over the keys a row may see"),
         Operation(
             "attention_with_lse",
             **_ATTENTION,
             results=("out", "lse"),
             meaning="attention, and the log of the summed exponentials of each row's logits, without the sink",
+        ),
+        Operation(
+            "varlen_attention",
+            {"q": "Nq H D", "k": "Nk G D", "v": "Nk G Dv", "q_offsets": "B+1", "k_offsets": "B+1"},
+            {"causal": False, "scale": None, "window": None},
+            kinds={"q_offsets": "int", "k_offsets": "int"},
+            meaning="attention within each packed sequence: rows offsets[b] up to offsets[b+1]",
+        ),
+        Operation(
+            "cached_attention",
+            {
+                "q": "B H m D",
+                "k_new": "B G m D",
+                "v_new": "B G m Dv",
+                "k_cache": "N G C D",
+                "v_cache": "N G C Dv",
+                "lengths": "B",
+            },
+            {"causal": True, "scale": None, "window": None},
+            {"block_table": "B P"},
+            results=("out", "k_cache", "v_cache"),
+            kinds={"lengths": "int", "block_table": "int"},
+            meaning="new keys and values written at lengths[b]+i, then attention over the cache up to there",
+        ),
+        Operation(
+            "multi_head_attention",
+            {"x": "B Tq d", "memory": "B Tk d"},
+            {"heads": None, "causal": False},
+            {"mask": "B H Tq Tk"},
+            required=frozenset({"heads"}),
+            kinds=_BOOLEAN_MASK,
+            params=_ATTENTION_WEIGHTS,
+            meaning="attention of every head's part of x wq + bq, memory wk + bk, memory wv + bv, joined, times wo + bo",
+        ),
+        Operation(
+            "dropout",
+            {"x": "..."},
+            {"rate": None},
+            {"uniform": "..."},
+            required=frozenset({"rate", "uniform"}),
+            meaning="x / (1 - rate) where uniform >= rate, else 0",
+        ),
+        Operation(
+            "embedding",
+            {"ids": "...", "table": "V d"},
+            {"padding_index": None},
+            kinds={"ids": "int"},
+            meaning="row ids of table; the row padding_index gets no gradient",
         ),
     )
 }
