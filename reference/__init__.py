@@ -1,21 +1,36 @@
 """The mathematics of the operations, written once, to be read and to be the oracle.
 
 Array-API style: the same lines run on NumPy, torch and array-api-strict. Pure functions.
-Reading order: softmax, normalization, attention; `loops` says the same again in scalar loops.
+Reading order: softmax, normalization, positions, attention, activations, feed_forward, embedding,
+dropout; `loops` says the same again in scalar loops.
 
 Take functions from here or from their file (`from veriformer.reference.attention import attention`).
 """
 
+from veriformer.reference.activations import gelu, relu
 from veriformer.reference.attention import attention, attention_with_lse, visible_keys
-from veriformer.reference.normalization import layer_norm
+from veriformer.reference.dropout import dropout
+from veriformer.reference.embedding import embedding
+from veriformer.reference.feed_forward import feed_forward
+from veriformer.reference.normalization import layer_norm, rms_norm
+from veriformer.reference.positions import alibi_bias, rotary_embedding, sinusoidal_positions
 from veriformer.reference.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
+    "alibi_bias",
     "attention",
     "attention_with_lse",
+    "dropout",
+    "embedding",
+    "feed_forward",
+    "gelu",
     "layer_norm",
     "log_softmax",
     "logsumexp",
+    "relu",
+    "rms_norm",
+    "rotary_embedding",
+    "sinusoidal_positions",
     "softmax",
     "visible_keys",
 ]

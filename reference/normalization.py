@@ -24,7 +24,11 @@ def layer_norm(
     unbiased variance, 0/0, is defined as 0.
     Raises ValueError for an unknown dialect, a negative eps, or a weight or bias that is not [d].
     """
-    _check(x, weight, bias, eps, epsilon, variance)
+    if epsilon not in ("inside", "outside"):
+        raise ValueError(f"layer_norm: epsilon: got {epsilon!r}, wanted 'inside' or 'outside'")
+    if variance not in ("biased", "unbiased"):
+        raise ValueError(f"layer_norm: variance: got {variance!r}, wanted 'biased' or 'unbiased'")
+    _check("layer_norm", x, eps, weight=weight, bias=bias)
     xp = array_namespace(x)
     centred = x - xp.mean(x, axis=-1, keepdims=True)
     v = _variance(centred, variance)
@@ -34,6 +38,29 @@ def layer_norm(
         centred, v = xp.where(flat, 0.0, centred), xp.where(flat, 1.0, v)
     root = xp.sqrt(v + eps) if epsilon == "inside" else _sqrt(v) + eps
     return weight * (centred / root) + bias
+
+
+def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6, weight_form: str = "plain") -> Any:
+    """Each row divided by its root mean square, then scaled channel by channel; the mean stays where it is.
+
+    x[…, d], weight[d] -> y, like x.
+
+        y = weight x / sqrt(mean(x^2) + eps)
+
+    weight_form: "plain" is the weight above, "one_plus" scales by 1 + weight.
+    Source: Zhang, Sennrich 2019 (Root Mean Square Layer Normalization), section 4; 1 + weight as in
+    the Gemma report 2024; P22, P24, P25.
+    Edges: y = 0 on a row of zeros, also at eps = 0 (0/0 counts as 0).
+    Raises ValueError for an unknown weight_form, a negative eps, or a weight that is not [d].
+    """
+    if weight_form not in ("plain", "one_plus"):
+        raise ValueError(f"rms_norm: weight_form: got {weight_form!r}, wanted 'plain' or 'one_plus'")
+    _check("rms_norm", x, eps, weight=weight)
+    xp = array_namespace(x)
+    square = xp.mean(x * x, axis=-1, keepdims=True)
+    if eps == 0:
+        x, square = xp.where(square == 0, 0.0, x), xp.where(square == 0, 1.0, square)
+    return (weight if weight_form == "plain" else 1 + weight) * (x / xp.sqrt(square + eps))
 
 
 def _variance(centred: Any, variance: str) -> Any:
@@ -50,19 +77,15 @@ def _sqrt(v: Any) -> Any:
     return xp.where(v == 0, 0.0, xp.sqrt(xp.where(v == 0, 1.0, v)))
 
 
-def _check(x: Any, weight: Any, bias: Any, eps: float, epsilon: str, variance: str) -> None:
+def _check(operation: str, x: Any, eps: float, **channels: Any) -> None:
     """ValueError for what would broadcast or branch into a wrong answer without a word."""
-    if epsilon not in ("inside", "outside"):
-        raise ValueError(f"layer_norm: epsilon: got {epsilon!r}, wanted 'inside' or 'outside'")
-    if variance not in ("biased", "unbiased"):
-        raise ValueError(f"layer_norm: variance: got {variance!r}, wanted 'biased' or 'unbiased'")
     if not 0 <= eps < math.inf:
-        raise ValueError(f"layer_norm: eps: got {eps}, wanted a finite number >= 0")
+        raise ValueError(f"{operation}: eps: got {eps}, wanted a finite number >= 0")
     width = x.shape[-1]
     if width == 0:
-        raise ValueError(f"layer_norm: x: got shape {tuple(x.shape)}, wanted a last axis of at least 1")
-    for name, array in (("weight", weight), ("bias", bias)):
+        raise ValueError(f"{operation}: x: got shape {tuple(x.shape)}, wanted a last axis of at least 1")
+    for name, array in channels.items():
         if tuple(array.shape) != (width,):
             raise ValueError(
-                f"layer_norm: {name}: got shape {tuple(array.shape)}, wanted ({width},) as in x's last axis"
+                f"{operation}: {name}: got shape {tuple(array.shape)}, wanted ({width},) as in x's last axis"
             )
