@@ -2,7 +2,7 @@
 
 Array-API style: the same lines run on NumPy, torch and array-api-strict. Pure functions.
 Reading order: softmax, normalization, positions, attention, activations, feed_forward, embedding,
-dropout; `loops` says the same again in scalar loops.
+dropout, layers; `loops` says the same again in scalar loops.
 
 Take functions from here or from their file (`from veriformer.reference.attention import attention`).
 """
@@ -12,21 +12,26 @@ from veriformer.reference.attention import attention, attention_with_lse, visibl
 from veriformer.reference.dropout import dropout
 from veriformer.reference.embedding import embedding
 from veriformer.reference.feed_forward import feed_forward
+from veriformer.reference.layers import attend, encoder_layer, keys_values, multi_head_attention
 from veriformer.reference.normalization import layer_norm, rms_norm
 from veriformer.reference.positions import alibi_bias, rotary_embedding, sinusoidal_positions
 from veriformer.reference.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
     "alibi_bias",
+    "attend",
     "attention",
     "attention_with_lse",
     "dropout",
     "embedding",
+    "encoder_layer",
     "feed_forward",
     "gelu",
+    "keys_values",
     "layer_norm",
     "log_softmax",
     "logsumexp",
+    "multi_head_attention",
     "relu",
     "rms_norm",
     "rotary_embedding",
