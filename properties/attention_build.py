@@ -13,7 +13,7 @@ from veriformer.declarations import Capabilities
 from veriformer.law import Domain
 from veriformer.oracle import allowed_keys, query_offset
 from veriformer.properties.families import fill
-from veriformer.reduce import keep_attention
+from veriformer.reduce import with_kept
 
 MASKS = ("random", "lengths", "leading", "rows", "one", "broadcast")
 """Kinds of masks: independent entries; a length per batch row; the first keys hidden; whole rows; one hidden key."""
@@ -186,7 +186,7 @@ def concealed(case: Case, rng: np.random.Generator) -> Case:
 def secluded(case: Case, allowed: np.ndarray, rng: np.random.Generator) -> Case:
     """The case with one row that sees a single key: by its mask, else because there is no other key."""
     if case["mask"] is None:
-        return keep_attention(keep_attention(case, "Tk", np.arange(1)), "Tq", np.arange(1))
+        return with_kept(with_kept(case, "Tk", np.arange(1)), "Tq", np.arange(1))
     mask = np.broadcast_to(case["mask"], allowed.shape).copy()
     row = tuple(int(rng.integers(0, n)) for n in allowed.shape[:3])
     mask[row] = np.arange(allowed.shape[3]) == rng.choice(np.flatnonzero(allowed[row]))

@@ -12,7 +12,7 @@ from veriformer.expect import expect_same
 from veriformer.oracle import allowed_keys, empty_row_rule
 from veriformer.properties.attention_build import opened
 from veriformer.properties.measured import expect_equal, measure
-from veriformer.reduce import keep_attention
+from veriformer.reduce import with_kept
 from veriformer.subject import Subject
 
 Row = tuple[int, int, int]
@@ -27,7 +27,7 @@ def whole(array: np.ndarray, largest: int = 8) -> np.ndarray:
 def keep(case: Case, **kept: Sequence[int] | np.ndarray) -> Case:
     """The case with only these indices of the named axes: B, G, R (heads of each group), Tq, Tk, D or Dv."""
     for axis, indices in kept.items():
-        case = keep_attention(case, axis, np.asarray(indices))
+        case = with_kept(case, axis, np.asarray(indices))
     return case
 
 

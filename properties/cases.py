@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from veriformer.budgets import Precision
 from veriformer.case import Case
 from veriformer.declarations import Capabilities
 from veriformer.law import Domain, Recipe
-from veriformer.properties.attention_cases import attention_cases
 from veriformer.properties.families import FAMILIES, fill
 
 SHAPES = (
@@ -208,43 +206,6 @@ def recipe(shapes: Callable[[Domain], list[Shape]], make: Make, families: Sequen
         return draws.map(lambda d: make(domain, table[d[0]], families[d[1]], d[2], d[3]))
 
     return Recipe(pinned, search)
-
-
-def any_cases(**wishes: Any) -> Recipe:
-    """Cases of whatever operation the law is about, for laws that hold for all of them.
-
-    layouts and examples are passed on to the operation's own recipe.
-    """
-    return by_operation(
-        attention=attention_cases(**wishes),
-        layer_norm=layer_norm_cases(**wishes),
-        softmax=softmax_cases(axes=True, temperatures=TEMPERATURES, **wishes),
-    )
-
-
-def by_operation(attention: Recipe, layer_norm: Recipe, softmax: Recipe) -> Recipe:
-    """The recipe that fits the operation of the domain."""
-
-    def own(domain: Domain) -> Recipe:
-        if domain.operation.startswith("attention"):
-            return attention
-        return layer_norm if domain.operation == "layer_norm" else softmax
-
-    return Recipe(lambda domain: own(domain).examples(domain), lambda domain: own(domain).strategy(domain))
-
-
-def turned(cases: Recipe) -> Recipe:
-    """The same recipe with its pinned cases in reverse order: a second case beside the first."""
-    return Recipe(lambda domain: list(cases.examples(domain))[::-1], cases.strategy)
-
-
-def plain_cases() -> Recipe:
-    """The most ordinary cases: normal values, no options, square, as many key heads as query heads."""
-    return by_operation(
-        attention=Recipe(plain_attention, few(plain_attention)),
-        layer_norm=Recipe(plain_rows, few(plain_rows)),
-        softmax=Recipe(plain_rows, few(plain_rows)),
-    )
 
 
 def few(examples: Callable[[Domain], list[Case]]) -> Callable[[Domain], st.SearchStrategy[Case]]:

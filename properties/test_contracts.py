@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from veriformer.case import LAYOUTS, Case
 from veriformer.expect import Refused, expect, expect_close, expect_finite, expect_same, listed
 from veriformer.law import Recipe, law
-from veriformer.operations import OPERATIONS
 from veriformer.oracle import shapes
-from veriformer.properties.cases import any_cases, plain_cases, turned
+from veriformer.properties.every_case import EVERY, any_cases, plain_cases, turned
 from veriformer.subject import Subject
-
-EVERY = tuple(OPERATIONS)
 
 
 def results_of(subject: Subject, case: Case) -> tuple[np.ndarray, ...]:

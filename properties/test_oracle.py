@@ -5,21 +5,29 @@ from __future__ import annotations
 from veriformer.case import Case
 from veriformer.expect import expect_within
 from veriformer.law import law
-from veriformer.operations import OPERATIONS
 from veriformer.properties.attention_cases import attention_cases
-from veriformer.properties.cases import TEMPERATURES, by_operation, layer_norm_cases, softmax_cases
+from veriformer.properties.cases import TEMPERATURES, layer_norm_cases, softmax_cases
+from veriformer.properties.every_case import EVERY, by_operation
 from veriformer.properties.families import FAMILIES
 from veriformer.subject import Subject
 
+_ATTENTION = attention_cases(empty=True, examples=32)
+_SOFTMAX = softmax_cases(axes=True, infinite=0.3, extras=True, temperatures=(2.0, *TEMPERATURES), examples=32)
 ORACLE_CASES = by_operation(
-    attention=attention_cases(empty=True, examples=32),
-    layer_norm=layer_norm_cases(families=("near_epsilon", *FAMILIES), examples=32),
-    softmax=softmax_cases(axes=True, infinite=0.3, extras=True, temperatures=(2.0, *TEMPERATURES), examples=32),
+    {
+        "attention": _ATTENTION,
+        "attention_with_lse": _ATTENTION,
+        "layer_norm": layer_norm_cases(families=("near_epsilon", *FAMILIES), examples=32),
+        "softmax": _SOFTMAX,
+        "log_softmax": _SOFTMAX,
+        "logsumexp": _SOFTMAX,
+    },
+    examples=32,
 )
 
 
 @law(
-    tuple(OPERATIONS),
+    EVERY,
     case=ORACLE_CASES,
     kind="oracle",
     source="P01-P24, P48, R01",

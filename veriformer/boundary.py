@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from veriformer.calling import CallPlan, arguments
+from veriformer.case import flattened
 from veriformer.declarations import Capabilities
 from veriformer.operations import OPERATIONS
 
@@ -99,13 +100,15 @@ class Interrupts:
 class Boundary:
     """One operation of one implementation, in its own process or in ours.
 
-    Keeps the latest results, so that a call that writes into an earlier result is seen.
+    vjp: its OPERATION_vjp, where there is one; else gradients come from the framework. Keeps the latest
+    results, so that a call that writes into an earlier result is seen.
     """
 
     function: Callable[..., Any]
     plan: CallPlan
     capabilities: Capabilities
     framework: Any
+    vjp: Callable[..., Any] | None = None
     kept: list[tuple[Any, np.ndarray]] = field(default_factory=list)
 
     def cross(self, request: Request) -> Outcome:
@@ -139,7 +142,8 @@ class Boundary:
 
     def _heads_swapped(self, value: Any) -> Any:
         """From BTHD to BHTD, or back, where that layout is declared."""
-        swapped = self.capabilities.layout == "BTHD" and value.ndim == 4
+        headed = OPERATIONS[self.plan.operation].headed
+        swapped = headed and self.capabilities.layout == "BTHD" and value.ndim == 4
         return self.framework.permute(value, (0, 2, 1, 3)) if swapped else value
 
     def _bytes(self, native: Any) -> bytes:
@@ -151,7 +155,9 @@ class Boundary:
             with quiet():
                 returned = self.function(*positional, **named)
                 results = self._results(returned)
-                gradients = self._gradients(request, results, natives) if request.gradient is not None else {}
+                gradients = {}
+                if request.gradient is not None:
+                    gradients = self._gradients(request, results, positional, named, natives)
         except WrongType as error:
             return Outcome("type", str(error))
         except REFUSALS as error:
@@ -188,23 +194,56 @@ class Boundary:
                 raise WrongType(f"returned {type(result).__name__} of {result.dtype}, wanted plain real numbers")
         return results
 
-    def _gradients(self, request: Request, results: list[Any], natives: dict[str, Any]) -> dict[str, Any]:
+    def _gradients(
+        self,
+        request: Request,
+        results: list[Any],
+        positional: list[Any],
+        named: dict[str, Any],
+        natives: dict[str, Any],
+    ) -> dict[str, Any]:
         cotangents = [
             None
             if c is None
             else self._heads_swapped(self.framework.native(c, self.framework.read(r)[1], "contiguous"))
             for r, c in zip(results, request.cotangents, strict=True)
         ]
-        return self.framework.gradients(  # type: ignore[no-any-return]
-            results, cotangents, {name: natives[name] for name in request.gradient or ()}
+        wanted = request.gradient or ()
+        if self.vjp is None:
+            return self.framework.gradients(results, cotangents, {name: natives[name] for name in wanted})  # type: ignore[no-any-return]
+        filled = [self._zeros(r) if c is None else c for r, c in zip(results, cotangents, strict=True)]
+        found = self._products(
+            self.vjp(filled[0] if len(filled) == 1 else tuple(filled), *positional, **named), natives
         )
+        return {name: found[name] for name in wanted}
+
+    def _zeros(self, result: Any) -> Any:
+        values, dtype = self.framework.read(result)
+        return self.framework.native(np.zeros(values.shape), dtype)
+
+    def _products(self, returned: Any, natives: dict[str, Any]) -> dict[str, Any]:
+        """What OPERATION_vjp returned, by the names of the arrays. Raises WrongType where it is something else."""
+        table, name = OPERATIONS[self.plan.operation], f"{self.plan.operation}_vjp"
+        places = [*table.positional, *(option for option in table.options if option in natives)]
+        places = [place for place in places if place not in table.scalars]
+        if not isinstance(returned, (tuple, list)) or not len(table.positional) <= len(returned) <= len(places):
+            count = len(returned) if isinstance(returned, (tuple, list)) else ""
+            said = f"{name} returned {type(returned).__name__} {count}".strip()
+            raise WrongType(f"{said}, wanted a tuple of {len(places)}: {', '.join(places)}; None where there is none")
+        found: dict[str, Any] = dict.fromkeys(natives)
+        for place, value in zip(places, returned, strict=False):
+            found |= flattened(value, place) if place == "params" and value is not None else {place: value}
+        for place, value in found.items():
+            if value is not None and not self.framework.is_array(value):
+                raise WrongType(f"{name} returned {type(value).__name__} for {place}, wanted an array or None")
+        return found
 
     def _read(
         self, request: Request, results: list[Any], natives: dict[str, Any], gradients: dict[str, Any]
     ) -> Outcome:
         aliased, stale = self._shared(results, natives) if request.watch else ([], "")
         results = [self._heads_swapped(result) for result in results]
-        swapped = ("q", "k", "v")  # masks, biases and sinks keep their axes in every layout
+        swapped = OPERATIONS[self.plan.operation].headed  # masks, biases and sinks keep their axes in every layout
         gradients = {n: self._heads_swapped(g) if n in swapped and g is not None else g for n, g in gradients.items()}
         read = [self.framework.read(result) for result in results]
         self.kept = [(r, values.copy()) for r, (values, _) in zip(results, read, strict=True)] if request.watch else []

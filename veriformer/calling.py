@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from veriformer.case import nested
 from veriformer.declarations import Capabilities
-from veriformer.operations import OPERATIONS, Operation
+from veriformer.operations import OPERATIONS, PARAMS, Operation
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "causal": ("causal", "is_causal"),
@@ -27,6 +28,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "axis": ("axis", "dim"),
     "temperature": ("temperature", "tau"),
     "eps": ("eps", "epsilon"),
+    "heads": ("heads", "num_heads", "n_heads", "nhead"),
+    "base": ("base", "theta", "rope_theta"),
+    "rate": ("rate", "p"),
+    "padding_index": ("padding_index", "padding_idx"),
+    "block_table": ("block_table", "block_tables"),
 }
 MASK_OR_BIAS = "attn_mask"
 """torch's name for either: a boolean mask or a float bias, by dtype; never both in one call."""
@@ -114,12 +120,12 @@ def plan_call(
 
 def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick: tuple[int, ...] | None) -> CallPlan:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    count = len(table.arrays)
+    count = len(table.positional)
     _check_order(table, parameters, positional)
     if len(positional) < count and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise UsageError(
             f"{table.name}: the function takes {len(positional)} positional arguments "
-            f"({', '.join(p.name for p in positional)}), wanted {count}: {', '.join(table.arrays)}"
+            f"({', '.join(p.name for p in positional)}), wanted {count}: {', '.join(table.positional)}"
         )
     rest = [p for p in parameters if p not in positional[:count] and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     named, left = [], []
@@ -142,11 +148,11 @@ def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick:
 def _check_order(table: Operation, parameters: list[inspect.Parameter], positional: list[inspect.Parameter]) -> None:
     """Raise UsageError where an array's own name stands at another place than the array is passed to."""
     names = [p.name for p in parameters]
-    for place, array in enumerate(table.arrays):
+    for place, array in enumerate(table.positional):
         if array in names and (place >= len(positional) or positional[place].name != array):
             raise UsageError(
                 f"{table.name}: {array!r} is not parameter {place + 1} of ({', '.join(names)}), and arrays are passed "
-                f"by position; wrap it as def {table.name}({', '.join(table.arrays)}, *, …)"
+                f"by position; wrap it as def {table.name}({', '.join(table.positional)}, *, …)"
             )
 
 
@@ -168,6 +174,11 @@ def _plan(
         for ours in meanings:
             keywords.setdefault(ours, name)
     order = [*table.options, *table.keywords]
+    lacking = [word for word in order if word in table.required and word not in keywords]
+    if lacking:
+        raise UsageError(
+            f"{table.name}: no parameter for {lacking[0]!r}, which every call gives; wanted {signature_of(table)}"
+        )
     keywords = {ours: keywords[ours] for ours in order if ours in keywords}
     # without a default of its own the function needs ours; where its default is None, ours says more if there is one
     definite = [ours for ours, value in table.keywords.items() if value is not None]
@@ -200,21 +211,35 @@ def arguments(
     for name, values in request.arrays.items():
         if name == "mask":
             values = _mask_values(values, capabilities.mask_means)
-        if capabilities.layout == "BTHD" and name in ("q", "k", "v"):
+        if capabilities.layout == "BTHD" and name in table.headed:
             values = np.ascontiguousarray(values.transpose(0, 2, 1, 3))
         natives[name] = framework.native(values, request.dtype, request.layout)
-    if request.gradient is not None:
-        for name in request.gradient:
-            natives[name].requires_grad_(True)
+    for name in request.gradient or ():
+        framework.watch_gradient(natives[name])
     named: dict[str, Any] = {plan.keywords[name]: table.keywords.get(name) for name in plan.always}
     named |= {plan.keywords[name]: natives[name] for name in table.options if name in natives}
     for name, value in request.keywords.items():
-        theirs = plan.keywords[name]
-        named[theirs] = _window(value, theirs) if name == "window" else value
+        if name not in table.scalars:
+            theirs = plan.keywords[name]
+            named[theirs] = _window(value, theirs) if name == "window" else value
     q, k = request.arrays.get("q"), request.arrays.get("k")
     if plan.grouped and q is not None and k is not None and q.shape[1] != k.shape[1]:
         named[plan.grouped] = True
-    return [natives[name] for name in table.arrays], named, natives
+    positional = [natives[name] for name in table.arrays] + [request.keywords[name] for name in table.scalars]
+    if table.params:
+        positional.append(
+            nested({name: native for name, native in natives.items() if name.startswith(PARAMS)})["params"]
+        )
+    return positional, named, natives
+
+
+def signature_of(table: Operation, shapes: bool = False) -> str:
+    """The operation's calling convention in one line, such as (x, *, axis=-1, temperature=1.0)."""
+    axes = {name: f"{name}[{', '.join(found.split())}]" for name, found in table.arrays.items()} if shapes else {}
+    first = [axes.get(name, name) for name in table.positional]
+    words = [word if word in table.required else f"{word}=None" for word in table.options]
+    words += [word if word in table.required else f"{word}={value}" for word, value in table.keywords.items()]
+    return f"({', '.join((*first, *(('*', *words) if words else ())))})"
 
 
 def _mask_values(values: np.ndarray, means: str) -> np.ndarray:

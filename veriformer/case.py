@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from veriformer.operations import OPERATIONS, Operation
+from veriformer.operations import OPERATIONS, PARAMS, Operation
 
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
 PRINTED = 64
@@ -25,9 +25,9 @@ NUMPY_DTYPES: dict[str, Any] = {
 
 
 def round_to(values: Any, dtype: str) -> np.ndarray:
-    """The values rounded to a dtype, as float64; booleans stay as they are."""
+    """The values rounded to a dtype, as float64; booleans and whole numbers stay as they are."""
     array = np.asarray(values)
-    if array.dtype == bool:
+    if array.dtype.kind in "biu":
         return array
     array = np.asarray(array, dtype=np.float64)
     if dtype == "float64":
@@ -38,10 +38,10 @@ def round_to(values: Any, dtype: str) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """The arrays (float64, already rounded to dtype, or bool) and keywords of one call.
+    """The arrays (float64, already rounded to dtype, or bool, or int64) and keywords of one call.
 
-    keywords holds only what differs from the operation's defaults. origin says how the case was
-    made ("pinned", or the value family and seed).
+    keywords holds what differs from the operation's defaults, and positional scalars. origin says how
+    the case was made ("pinned", or the value family and seed).
     """
 
     operation: str
@@ -56,11 +56,11 @@ class Case:
         arrays = {}
         for name in table.names:
             if self.arrays.get(name) is not None:
-                array = np.array(round_to(self.arrays[name], self.dtype))
+                array = np.array(of_kind(table.kind(name), self.arrays[name], self.dtype))
                 array.flags.writeable = False
                 arrays[name] = array
         object.__setattr__(self, "arrays", arrays)
-        keywords = {k: v for k, v in self.keywords.items() if v != table.keywords[k]}
+        keywords = {k: v for k, v in self.keywords.items() if v != table.default(k)}
         object.__setattr__(self, "keywords", keywords)
 
     @property
@@ -70,9 +70,14 @@ class Case:
 
     def __getitem__(self, name: str) -> Any:
         """An array, or a keyword with its default; None for an option that is not given."""
-        if name in self.table.keywords:
-            return self.keywords.get(name, self.table.keywords[name])
+        if name in self.table.keywords or name in self.table.scalars:
+            return self.keywords.get(name, self.table.default(name))
         return self.arrays.get(name)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The weights of a composite as the nested dicts that its function gets."""
+        return nested({name: array for name, array in self.arrays.items() if name.startswith(PARAMS)}).get("params", {})  # type: ignore[no-any-return]
 
     def with_arrays(self, **arrays: Any) -> Case:
         """The same case with other arrays; None takes an option away."""
@@ -91,7 +96,7 @@ class Case:
             self,
             operation=operation,
             arrays={k: v for k, v in self.arrays.items() if k in table.names},
-            keywords={k: v for k, v in self.keywords.items() if k in table.keywords},
+            keywords={k: v for k, v in self.keywords.items() if k in table.keywords or k in table.scalars},
         )
 
     def with_layout(self, layout: str) -> Case:
@@ -101,13 +106,20 @@ class Case:
     def sizes(self) -> dict[str, int]:
         """Length of every named axis; for a free shape the axes are called 0, 1, …"""
         found: dict[str, int] = {}
-        for name in self.table.arrays:
-            shape = self.arrays[name].shape
-            axes = list(self.table.axes(name))
-            if axes[0] == "...":
-                axes[:1] = [str(i) for i in range(len(shape) - len(axes) + 1)]
-            found.update(zip(axes, shape, strict=True))
+        if "heads" in self.keywords and self.table.arrays:
+            found["H"] = self.keywords["heads"]
+        for name in (*self.table.arrays, *self.table.params):
+            if name in self.arrays:
+                for label, length in zip(self.labels(name), self.arrays[name].shape, strict=True):
+                    found.update(solved(label, length, found))
         return found
+
+    def labels(self, name: str) -> list[str]:
+        """Names of the axes that an array really has."""
+        axes, count = list(self.table.axes(name)), self.arrays[name].ndim
+        if axes[0] == "...":
+            axes[:1] = [str(i) for i in range(count - len(axes) + 1)]
+        return axes
 
     def size(self, axis: str) -> int:
         """Length of one named axis."""
@@ -121,12 +133,17 @@ class Case:
     def random(self, salt: int = 0) -> np.random.Generator:
         """A generator that depends only on the shapes, so that a smaller case stays reproducible."""
         shapes = [n for array in self.arrays.values() for n in array.shape]
-        return np.random.default_rng([salt, *shapes])
+        return np.random.default_rng([salt, *shapes, *(int(self.keywords[s]) for s in self.table.scalars)])
 
     def describe(self) -> str:
         """One line: sizes, keywords and, where they are few, the values."""
-        free = "x" in self.arrays
-        parts = [f"shape={list(self['x'].shape)}"] if free else [f"{axis}={n}" for axis, n in self.sizes().items()]
+        sizes = {axis: n for axis, n in self.sizes().items() if not axis.isdigit()}
+        parts = []
+        if self.table.free:
+            first = next(iter(self.table.arrays))
+            parts = [f"shape={list(self[first].shape)}"]
+            sizes = {axis: n for axis, n in sizes.items() if axis not in self.labels(first)}
+        parts += [f"{axis}={n}" for axis, n in sizes.items()]
         parts += [f"{key}={show_keyword(value)}" for key, value in self.keywords.items()]
         if self.layout != "contiguous":
             parts.append(f"layout={self.layout}")
@@ -134,7 +151,7 @@ class Case:
         if self.numbers <= PRINTED:
             values = " ".join(f"{name}={show_array(array)}" for name, array in self.arrays.items())
             return f"{line}; {values}"
-        options = [name for name in self.table.options if name in self.arrays]
+        options = [name for name in self.table.options if name in self.arrays and name not in self.table.needed]
         return f"{line}{' with ' + ', '.join(options) if options else ''}; {self.numbers} numbers ({self.origin})"
 
     def to_json(self) -> dict[str, Any]:
@@ -155,9 +172,8 @@ class Case:
     def from_json(cls, record: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> Case:
         """The case of such a record; arrays come from the record or, for a large one, from a file."""
         shapes = record["shapes"]
-        # an axis of length 0 is lost in nested lists, and with it the type of a mask
+        # an axis of length 0 is lost in nested lists, and with it the type, which the table knows
         found = {name: parse_values(values).reshape(shapes[name]) for name, values in record.get("arrays", {}).items()}
-        found |= {"mask": found["mask"].astype(bool)} if "mask" in found else {}
         keywords = {k: tuple(v) if isinstance(v, list) else v for k, v in record["keywords"].items()}
         return cls(
             record["operation"],
@@ -178,18 +194,67 @@ def literal_case(operation: str, literal: Mapping[str, Any], dtype: str) -> Case
     table = OPERATIONS[operation]
     words = dict(literal)
     dtype, layout = words.pop("dtype", dtype), words.pop("layout", "contiguous")
-    unknown = [w for w in words if w not in table.names and w not in table.keywords]
-    missing = [name for name in table.arrays if name not in words]
+    known = (*table.names, *table.scalars, *table.keywords)
+    unknown = [w for w in words if w not in known]
+    missing = [name for name in (*table.needed, *table.scalars, *table.required) if name not in words]
     if unknown or missing:
         what = f"{unknown[0]!r} is not one of its names" if unknown else f"{missing[0]!r} is missing"
-        raise ValueError(f"case of {operation}: {what}; wanted {', '.join((*table.names, *table.keywords))}")
+        raise ValueError(f"case of {operation}: {what}; wanted {', '.join(known)}")
     arrays = {name: parse_values(words[name]) for name in table.names if words.get(name) is not None}
     for name, array in arrays.items():
         axes = table.axes(name)
-        if axes[0] != "..." and array.ndim != len(axes):
+        if "..." not in axes and array.ndim != len(axes):
             raise ValueError(f"case of {operation}: {name} has {array.ndim} axes, wanted {' '.join(axes)}")
-    keywords = {k: tuple(v) if isinstance(v, list) else v for k, v in words.items() if k in table.keywords}
+    keywords = {k: tuple(v) if isinstance(v, list) else v for k, v in words.items() if k not in table.names}
     return Case(operation, arrays, keywords, dtype, layout, "literal")
+
+
+def of_kind(kind: str, values: Any, dtype: str) -> np.ndarray:
+    """The values as booleans, whole numbers, or real numbers rounded to the dtype."""
+    if kind == "int":
+        return np.asarray(values).astype(np.int64)
+    return np.asarray(values).astype(bool) if kind == "bool" else round_to(np.asarray(values, np.float64), dtype)
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts of a flat one with dotted names; a level whose names are numbers is a list.
+
+    {"params.wq": a, "params.layers.0.w": b} -> {"params": {"wq": a, "layers": [{"w": b}]}}.
+    """
+    groups: dict[str, Any] = {}
+    for name, value in flat.items():
+        head, _, tail = name.partition(".")
+        if tail:
+            groups.setdefault(head, {})[tail] = value
+        else:
+            groups[head] = value
+    found = {name: nested(value) if isinstance(value, dict) else value for name, value in groups.items()}
+    if found and all(name.isdigit() for name in found):
+        return [found[name] for name in sorted(found, key=int)]  # type: ignore[return-value]
+    return found
+
+
+def flattened(tree: Any, prefix: str) -> dict[str, Any]:
+    """The flat dict of nested ones: the inverse of `nested`."""
+    if isinstance(tree, Mapping):
+        pairs: Any = tree.items()
+    elif isinstance(tree, (list, tuple)):
+        pairs = enumerate(tree)
+    else:
+        return {prefix: tree}
+    return {name: value for key, one in pairs for name, value in flattened(one, f"{prefix}.{key}").items()}
+
+
+def solved(label: str, length: int, known: Mapping[str, int]) -> dict[str, int]:
+    """The axes that a label names, from one length: "B+1" is one more than B, in "G*D" one is known already."""
+    if label.endswith("+1"):
+        return {label[:-2]: length - 1}
+    if "*" not in label:
+        return {label: length}
+    one, other = label.split("*")
+    if one in known and known[one]:
+        return {other: length // known[one]}
+    return {one: length // known[other]} if known.get(other) else {}
 
 
 def show_number(value: Any) -> str:
@@ -222,7 +287,7 @@ def show_keyword(value: Any) -> str:
 
 def json_values(array: np.ndarray) -> Any:
     """Nested lists in which a number that JSON lacks is a word: "nan", "inf", "-inf"."""
-    if array.dtype == bool:
+    if array.dtype.kind in "bi":
         return array.tolist()
     return _words(array.tolist())
 
@@ -234,6 +299,6 @@ def _words(values: Any) -> Any:
 
 
 def parse_values(values: Any) -> np.ndarray:
-    """The array of such nested lists; booleans stay booleans."""
+    """The array of such nested lists; booleans and whole numbers stay what they are."""
     array = np.asarray(values)
-    return array if array.dtype == bool else array.astype(np.float64)
+    return array if array.dtype.kind in "bi" else array.astype(np.float64)

@@ -28,13 +28,15 @@ class Broken(Exception):
 class Trial:
     """What one attempt at a law saw: elements judged, worst ratio, and the calls made.
 
-    compared: (got, other) arrays of every comparison, while `keep` is set. lenient: nothing fails;
-    for a look at how compared values depend on outputs.
+    bits: log2 of the unit roundoff that the results behave like, where a law measured it. compared:
+    (got, other) arrays of every comparison, while `keep` is set. lenient: nothing fails; for a look at
+    how compared values depend on outputs.
     """
 
     judged: int = 0
     undetermined: int = 0
     ratio: float = 0.0
+    bits: float | None = None
     calls: list[Any] = field(default_factory=list)
     compared: list[tuple[np.ndarray, np.ndarray | None]] = field(default_factory=list)
     keep: bool = False

@@ -63,6 +63,8 @@ class Numpy:
 
     def native(self, values: np.ndarray, dtype: str, layout: str = "contiguous") -> Any:
         """A fresh array of that dtype and layout."""
+        if values.dtype.kind == "i":
+            return values.astype(np.int64)
         target = bool if values.dtype == bool else NUMPY_DTYPES[dtype]
         axis = constant_axis(values) if layout == "expanded" else None
         if axis is not None:
@@ -86,7 +88,7 @@ class Numpy:
         """The result as float64 and the name of its dtype."""
         array = np.asarray(value)
         name = str(array.dtype)
-        return (array if array.dtype == bool else np.array(array, dtype=np.float64)), name
+        return (array if array.dtype.kind in "biu" else np.array(array, dtype=np.float64)), name
 
     def overlap(self, one: Any, other: Any) -> bool:
         """Whether two arrays share memory."""
@@ -116,9 +118,12 @@ class Numpy:
         """Versions for the header."""
         return {"numpy": np.__version__}
 
+    def watch_gradient(self, native: Any) -> None:
+        """NumPy does not record what is done with an array."""
+
     def gradients(self, *_: Any) -> Any:
         """NumPy has no gradients; an implementation gives OPERATION_vjp."""
-        raise NotImplementedError("NumPy has no gradients")
+        raise NotImplementedError("NumPy has no gradients; give OPERATION_vjp")
 
 
 class Torch:
@@ -138,6 +143,8 @@ class Torch:
     def native(self, values: np.ndarray, dtype: str, layout: str = "contiguous") -> Any:
         """A fresh tensor of that dtype and layout."""
         torch = self.torch
+        if values.dtype.kind == "i":
+            return torch.from_numpy(np.array(values, np.int64, order="C")).to(self.device)
         target = torch.bool if values.dtype == bool else self.dtypes[dtype]
         axis = constant_axis(values) if layout == "expanded" else None
         if axis is not None:
@@ -223,6 +230,10 @@ class Torch:
     def versions(self) -> dict[str, str]:
         """Versions for the header."""
         return {"torch": self.torch.__version__, "numpy": np.__version__}
+
+    def watch_gradient(self, native: Any) -> None:
+        """Let autograd record what is done with a tensor."""
+        native.requires_grad_(True)
 
     def gradients(self, results: Sequence[Any], cotangents: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Vector-Jacobian products by autograd; None where the result does not depend on an input."""

@@ -12,6 +12,7 @@ statement that users see. A law fails only through the `expect…` functions of 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +23,9 @@ from veriformer.calling import CallPlan, UsageError
 from veriformer.declarations import Capabilities
 from veriformer.operations import OPERATIONS
 
-KINDS = ("contract", "hygiene", "metamorphic", "gradient", "oracle")
+KINDS = ("contract", "hygiene", "metamorphic", "gradient", "oracle", "precision")
 """Kinds of laws."""
-JUDGED_BESIDE_REFERENCE = ("metamorphic", "gradient", "oracle")
+JUDGED_BESIDE_REFERENCE = ("metamorphic", "gradient", "oracle", "precision")
 """Kinds that the reference must keep on a case before anyone is accused with it."""
 
 
@@ -38,6 +39,7 @@ class Domain:
     capabilities: Capabilities
     framework: str = "numpy"
     others: tuple[str, ...] = ()
+    vjp: bool = False
 
     @classmethod
     def of(cls, operation: str, dtype: str, plan: CallPlan, capabilities: Capabilities, **rest: Any) -> Domain:
@@ -51,12 +53,14 @@ class Domain:
         return tuple(layout for layout in layouts if layout in ("contiguous", "offset"))
 
     def provides(self, word: str) -> bool:
-        """Whether a keyword, an option, an extra or "gradients" is there."""
+        """Whether a keyword, an option, an extra, "gradients" or "torch" (on the judging side) is there."""
         table = OPERATIONS[self.operation]
         if word in table.options or word in table.keywords:
             return word in self.accepts
         if word == "gradients":
-            return self.capabilities.gradients and self.framework == "torch"
+            return self.capabilities.gradients and (self.framework == "torch" or self.vjp)
+        if word == "torch":
+            return importlib.util.find_spec("torch") is not None
         return bool(getattr(self.capabilities, word))
 
 
@@ -102,7 +106,8 @@ class Law:
 
     def missing(self, domain: Domain) -> list[str]:
         """What the law needs and the implementation does not provide."""
-        lacking = [word for word in sorted(self.needs) if not any(map(domain.provides, word.split(" or ")))]
+        needs = self.needs | ({"torch"} if OPERATIONS[self.operation].params else set())  # its budget is made there
+        lacking = [word for word in sorted(needs) if not any(map(domain.provides, word.split(" or ")))]
         return lacking + [f"operation {name}" for name in self.also if name not in domain.others]
 
     def pinned(self, domain: Domain) -> list[tuple[Any, ...]]:

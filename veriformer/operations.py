@@ -23,10 +23,9 @@ class Operation:
     arrays: the positional arrays and their axes. scalars: positional whole numbers, where there are no
     arrays. options: the keyword arrays and their axes (in mask and bias each axis may also be 1).
     keywords: the scalars and their defaults. required: keywords and options without a default. kinds:
-    names of the arrays that hold booleans or whole numbers. params: weights of a composite, by dotted
-    name, and their axes; a name that ends in "?" may be absent. results: names of what is returned.
-    kinds of results: "like x" unless named here. dtypes: those judged, where they do not follow from
-    what the framework has.
+    what arrays hold that are not real numbers, "bool" or "int". params: weights of a composite, by
+    dotted name, and their axes; biases may be absent. results: names of what is returned. dtypes: those
+    judged, where they do not follow from what the framework has.
     """
 
     name: str
@@ -59,6 +58,21 @@ class Operation:
     def kind(self, array: str) -> str:
         """What an array holds: "float", "int" or "bool"."""
         return self.kinds.get(array, "float")
+
+    def default(self, word: str) -> Any:
+        """A keyword's default; None for a scalar and where a keyword is required."""
+        return self.keywords.get(word)
+
+    @property
+    def free(self) -> bool:
+        """Whether the first array may have any shape, or any leading axes."""
+        return bool(self.arrays) and next(iter(self.arrays.values())).startswith("...")
+
+    @property
+    def headed(self) -> tuple[str, ...]:
+        """Names of the arrays that hold heads before positions, which another layout swaps."""
+        four = {name: axes.split() for name, axes in self.arrays.items()}
+        return tuple(name for name, axes in four.items() if len(axes) == 4 and axes[1] in ("H", "G"))
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -174,7 +188,7 @@ OPERATIONS: dict[str, Operation] = {
             required=frozenset({"heads"}),
             kinds=_BOOLEAN_MASK,
             params=_ATTENTION_WEIGHTS,
-            meaning="attention of every head's part of x wq + bq, memory wk + bk, memory wv + bv, joined, times wo + bo",
+            meaning="attention by heads of x wq + bq, memory wk + bk and memory wv + bv, joined, times wo, + bo",
         ),
         Operation(
             "dropout",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -10,20 +12,35 @@ from veriformer import budgets
 from veriformer.budgets import Bound, Precision
 from veriformer.case import Case
 from veriformer.declarations import Capabilities
+from veriformer.dialect import reference_call, words_of
 from veriformer.reference import visible_keys
+
+ATTENTIONS = ("attention", "attention_with_lse")
+COMPOSITES = ("multi_head_attention",)
+"""Operations whose budgets come from perturbing the reference; the others have closed forms."""
 
 
 def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
     """The shapes of an operation's results."""
-    if case.operation == "logsumexp":
+    operation = case.operation
+    if case.table.scalars:
+        sizes = tuple(int(case[name]) for name in case.table.scalars)
+        return (sizes,)
+    if operation == "logsumexp":
         shape = list(case["x"].shape)
         del shape[case["axis"]]
         return (tuple(shape),)
-    if "x" in case.arrays:
-        return (case["x"].shape,)
-    batch, heads, queries, _ = case["q"].shape
-    out = (batch, heads, queries, case["v"].shape[-1])
-    return (out, (batch, heads, queries)) if case.operation == "attention_with_lse" else (out,)
+    if operation == "embedding":
+        return ((*case["ids"].shape, case["table"].shape[1]),)
+    if operation == "varlen_attention":
+        return ((*case["q"].shape[:2], case["v"].shape[2]),)
+    if operation == "cached_attention":
+        out = (*case["q"].shape[:3], case["v_new"].shape[3])
+        return out, case["k_cache"].shape, case["v_cache"].shape
+    if operation in ATTENTIONS:
+        out = (*case["q"].shape[:3], case["v"].shape[3])
+        return (out, out[:3]) if operation == "attention_with_lse" else (out,)
+    return (case["x"].shape,)
 
 
 def query_offset(case: Case, capabilities: Capabilities) -> int:
@@ -52,26 +69,45 @@ def allowed_keys(case: Case, capabilities: Capabilities | None = None) -> np.nda
 
 
 def bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:
-    """Value and budget of every result."""
+    """Value and budget of every result. Composites need torch."""
     with np.errstate(over="ignore"):
-        if case.operation == "layer_norm":
-            return (_layer_norm(case, capabilities, precision),)
-        if "q" in case.arrays:
+        if case.operation in ATTENTIONS:
             return _attention(case, capabilities, precision)
-        keywords = {name: case[name] for name in case.table.keywords}
-        return (getattr(budgets, case.operation)(case["x"], precision=precision, **keywords),)
+        if case.operation in COMPOSITES:
+            return _perturbed(case, (), None, capabilities, precision)[0]
+        arrays = {name: array for name, array in case.arrays.items()}
+        words = {name: case[name] for name in (*case.table.scalars, *case.table.keywords)}
+        words |= {name: case[name] for name in case.table.options}
+        words |= words_of(case.operation, capabilities)
+        positional = [arrays[name] for name in case.table.arrays]
+        found = getattr(budgets, case.operation)(*positional, **words, precision=precision)
+    return found if isinstance(found, tuple) else (found,)
 
 
-def _layer_norm(case: Case, capabilities: Capabilities, precision: Precision) -> Bound:
-    return budgets.layer_norm(
-        case["x"],
-        case["weight"],
-        case["bias"],
-        eps=case["eps"],
-        epsilon=capabilities.norm_epsilon,
-        variance=capabilities.norm_variance,
-        precision=precision,
-    )
+def gradient_bounds(
+    case: Case,
+    names: tuple[str, ...],
+    cotangents: tuple[np.ndarray | None, ...],
+    capabilities: Capabilities,
+    precision: Precision,
+) -> dict[str, Bound]:
+    """Value and budget of the vector-Jacobian product for each named array. Needs torch."""
+    return _perturbed(case, names, cotangents, capabilities, precision)[1]
+
+
+def _perturbed(
+    case: Case,
+    names: tuple[str, ...],
+    cotangents: tuple[np.ndarray | None, ...] | None,
+    capabilities: Capabilities,
+    precision: Precision,
+) -> tuple[tuple[Bound, ...], dict[str, Bound]]:
+    from veriformer.budgets.perturbation import perturbed
+
+    def function(tensors: Mapping[str, Any]) -> Any:
+        return reference_call(case.operation, capabilities, tensors, case.keywords)
+
+    return perturbed(function, case.arrays, precision, cotangents=cotangents, wrt=names)
 
 
 def _attention(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:

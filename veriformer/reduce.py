@@ -11,7 +11,7 @@ import numpy as np
 
 from veriformer.case import Case
 from veriformer.expect import Broken
-from veriformer.operations import OPERATIONS
+from veriformer.operations import PARAMS
 
 TRIES = 200
 VISIBLE = 1e-2
@@ -60,15 +60,16 @@ def visibility(broken: Broken) -> float:
 
 def surprises(arguments: Arguments) -> int:
     """Features that make a case harder to grasp than the failure needs: empty rows."""
-    from veriformer.oracle import allowed_keys
+    from veriformer.oracle import ATTENTIONS, allowed_keys
 
     case = arguments[0]
     if not isinstance(case, Case):
         return 0
-    if "q" not in case.arrays:
-        axis = case["axis"] if "axis" in case.table.keywords else -1
-        return int((case["x"] == -np.inf).all(axis).any())
-    return int((~allowed_keys(case).any(-1)).any())
+    if case.operation in ATTENTIONS:
+        return int((~allowed_keys(case).any(-1)).any())
+    if "axis" in case.table.keywords:
+        return int((case["x"] == -np.inf).all(case["axis"]).any())
+    return 0
 
 
 def candidates(arguments: Arguments) -> Iterator[Arguments]:
@@ -98,9 +99,10 @@ def simpler_cases(case: Case) -> Iterator[Case]:
     if case.layout != "contiguous":
         yield case.with_layout("contiguous")
     for name in case.keywords:
-        yield case.with_keywords(**{name: case.table.keywords[name]})
-    for name in case.table.options:
-        if name in case.arrays:
+        if name in case.table.keywords and name not in case.table.required:
+            yield case.with_keywords(**{name: case.table.keywords[name]})
+    for name in (*case.table.options, *case.table.params):
+        if name in case.arrays and name not in case.table.required:
             yield case.with_arrays(**{name: None})
     yield from smaller_sizes(case)
     yield from simpler_keywords(case)
@@ -123,29 +125,27 @@ def simpler_keywords(case: Case) -> Iterator[Case]:
 
 def smaller_sizes(case: Case) -> Iterator[Case]:
     """Fewer indices along each axis: one, half, one less; and fewer axes of a free shape."""
-    if OPERATIONS[case.operation].arrays.get("q"):
-        axes = [axis for axis in ("B", "R", "G", "Tq", "Tk", "D", "Dv") if attention_size(case, axis) > 1]
-        for axis in axes:
-            for kept in fewer(attention_size(case, axis)):
-                yield keep_attention(case, axis, kept)
-        return
-    x = case["x"]
-    for place, length in enumerate(x.shape):
-        for kept in fewer(length):
-            yield keep_plain(case, place, kept)
-    yield from fewer_axes(case)
+    sizes = case.sizes()
+    labels = [label for label in sizes if label != "H"]
+    if "H" in sizes and "G" in sizes:
+        labels.insert(1, "R")
+    for label in labels:
+        for kept in fewer(axis_size(case, label)):
+            yield with_kept(case, label, kept)
+    if case.table.free:
+        yield from fewer_axes(case)
 
 
 def fewer_axes(case: Case) -> Iterator[Case]:
-    """An axis of length 1 taken away, unless it is the one that the operation reduces."""
-    x = case["x"]
+    """A free axis of length 1 taken away, unless it is the one that the operation reduces."""
+    first, *rest = [name for name in case.table.needed if case.table.axes(name)[0] == "..."]
+    x, has_axis = case[first], "axis" in case.table.keywords
     if x.ndim == 1:
         return
-    has_axis = "axis" in case.table.keywords
     reduced = (case["axis"] if has_axis else -1) % x.ndim
-    for place, length in enumerate(x.shape):
-        if length == 1 and place != reduced:
-            smaller = case.with_arrays(x=x.squeeze(place))
+    for place, label in enumerate(case.labels(first)):
+        if label.isdigit() and x.shape[place] == 1 and place != reduced:
+            smaller = case.with_arrays(**{name: case[name].squeeze(place) for name in (first, *rest)})
             yield smaller.with_keywords(axis=reduced - (place < reduced) - (x.ndim - 1)) if has_axis else smaller
 
 
@@ -164,35 +164,48 @@ def fewer(length: int) -> Iterator[np.ndarray]:
         yield everything[1:]
 
 
-def keep_plain(case: Case, axis: int, kept: np.ndarray) -> Case:
-    """The case with some indices of one axis of x; weight and bias follow the last axis."""
-    x = case["x"]
-    arrays = {"x": x.take(kept, axis)}
-    if "weight" in case.arrays and axis == x.ndim - 1:
-        arrays |= {name: case[name].take(kept) for name in ("weight", "bias")}
-    return case.with_arrays(**arrays)
-
-
-def attention_size(case: Case, axis: str) -> int:
-    """Length of an attention axis; R is the number of query heads per key head."""
+def axis_size(case: Case, label: str) -> int:
+    """Length of a named axis; R is the number of query heads per key head."""
     sizes = case.sizes()
-    if axis == "R":
-        return sizes["H"] // max(sizes["G"], 1)
-    return sizes[axis]
+    return sizes["H"] // max(sizes["G"], 1) if label == "R" else sizes[label]
 
 
-def keep_attention(case: Case, axis: str, kept: np.ndarray) -> Case:
-    """The case with some indices of one axis, in every array that has it."""
-    groups = case.size("G")
+def with_kept(case: Case, label: str, kept: np.ndarray) -> Case:
+    """The case with some indices of one axis, in every array that has it.
+
+    R keeps some query heads of every key head, G some key heads with all their query heads.
+    """
+    if case.operation == "varlen_attention" and label in ("B", "Nq", "Nk"):
+        return keep_packed(case, label, kept)
+    groups = case.sizes().get("G", 0)
     arrays = {}
     for name, array in case.arrays.items():
-        for place, label in enumerate(case.table.axes(name)):
-            if label == "H" and axis in ("R", "G"):
-                array = keep_heads(array, place, axis, kept, groups)
-            elif label == axis and (array.shape[place] > 1 or name in case.table.arrays):
-                array = array.take(kept, place)
+        for place, axis in enumerate(case.labels(name)):
+            if name in case.table.arrays or array.shape[place] > 1 or name.startswith(PARAMS):
+                array = keep_along(case, array, place, axis, label, kept)
         arrays[name] = array
-    return case.with_arrays(**arrays)
+    smaller = case.with_arrays(**arrays)
+    if "heads" in case.keywords and label in ("R", "G"):
+        heads = len(kept) * (groups if label == "R" else case.sizes()["H"] // groups)
+        smaller = smaller.with_keywords(heads=heads)
+    return smaller
+
+
+def keep_along(case: Case, array: np.ndarray, place: int, axis: str, label: str, kept: np.ndarray) -> np.ndarray:
+    """Some indices of one axis of one array, which may hold a product of two axes."""
+    if axis == label or axis == "N" and label == "B" and "block_table" not in case.arrays:
+        return array.take(kept, place)
+    sizes = case.sizes()
+    if "*" in axis:
+        parts = axis.split("*")
+        shape = array.shape
+        split = array.reshape(*shape[:place], *(sizes[part] for part in parts), *shape[place + 1 :])
+        for i, part in enumerate(parts):
+            split = keep_along(case, split, place + i, part, label, kept)
+        return split.reshape(*shape[:place], -1, *shape[place + 1 :])
+    if axis == "H" and label in ("R", "G"):
+        return keep_heads(array, place, label, kept, sizes["G"])
+    return array
 
 
 def keep_heads(array: np.ndarray, place: int, axis: str, kept: np.ndarray, groups: int) -> np.ndarray:
@@ -205,11 +218,31 @@ def keep_heads(array: np.ndarray, place: int, axis: str, kept: np.ndarray, group
     return split.reshape(*shape[:place], -1, *shape[place + 1 :])
 
 
+def keep_packed(case: Case, label: str, kept: np.ndarray) -> Case:
+    """Some sequences of a packed batch with their rows, or some rows, which leaves each sequence its own."""
+    arrays: dict[str, Any] = {}
+    for side, names in (("q", ("q",)), ("k", ("k", "v"))):
+        offsets = case[f"{side}_offsets"]
+        owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        rows = np.arange(len(owner))
+        if label == "B":
+            rows = rows[np.isin(owner, kept)]
+        elif label == f"N{side}":
+            rows = kept
+        lengths = np.bincount(owner[rows], minlength=len(offsets) - 1)
+        lengths = lengths[kept] if label == "B" else lengths
+        arrays[f"{side}_offsets"] = np.concatenate([[0], np.cumsum(lengths)])
+        arrays |= {name: case[name].take(rows, 0) for name in names}
+    return case.with_arrays(**arrays)
+
+
 def simpler_arrays(case: Case) -> Iterator[Case]:
     """Whole arrays of zeros, ones, booleans all True, or integers, or without their common offset."""
     for name, array in case.arrays.items():
         if array.dtype == bool:
             options = [np.ones_like(array)]
+        elif array.dtype.kind == "i":
+            options = [np.zeros_like(array), array - array.min(initial=0)]
         else:
             with np.errstate(all="ignore"):
                 options = [np.zeros_like(array), np.ones_like(array), np.round(array), np.sign(array)]

@@ -83,6 +83,7 @@ class Row:
     masked: int = 0
     undetermined: int = 0
     ratio: float = 0.0
+    bits: float | None = None
     seconds: float = 0.0
     refusal: str = ""
     refused_sizes: list[dict[str, Any]] = field(default_factory=list)
@@ -338,6 +339,8 @@ def count(row: Row, trial: Trial) -> None:
     row.undetermined += trial.undetermined
     row.vacuous += not (trial.judged or trial.undetermined)
     row.ratio = max(row.ratio, trial.ratio)
+    if trial.bits is not None:
+        row.bits = trial.bits if row.bits is None else max(row.bits, trial.bits)
 
 
 def verdict_of(row: Row) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from veriformer import oracle
 from veriformer.boundary import Outcome, Request
 from veriformer.budgets import Bound, Precision
-from veriformer.case import Case
+from veriformer.case import Case, round_to
 from veriformer.expect import Broken, Refused, current
 from veriformer.law import Domain, Law
 from veriformer.operations import OPERATIONS
@@ -41,7 +41,8 @@ class Implementation:
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """The dtypes to judge in."""
-        return self.description.capabilities[operation].dtypes or self.description.default_dtypes
+        declared = self.description.capabilities[operation].dtypes
+        return declared or OPERATIONS[operation].dtypes or self.description.default_dtypes
 
     def main_dtype(self, operation: str) -> str:
         """float32, else the first declared."""
@@ -58,6 +59,7 @@ class Implementation:
             about.capabilities[operation],
             framework=about.framework,
             others=tuple(about.plans),
+            vjp=operation in about.vjps,
         )
 
 
@@ -168,9 +170,29 @@ class Subject:
 
         The cotangent belongs to the first result. An entry is None where no gradient came.
         """
-        shapes = oracle.shapes(case.as_operation(self.operation))
-        first = np.ones(shapes[0]) if cotangent is None else cotangent
-        return self.outcome(case, names, (first, *[None] * (len(shapes) - 1)), watch=False).gradients
+        case = case.as_operation(self.operation)
+        return self.outcome(case, names, self._cotangents(case, cotangent), watch=False).gradients
+
+    def _cotangents(self, case: Case, first: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
+        shapes = oracle.shapes(case)
+        return (np.ones(shapes[0]) if first is None else first, *[None] * (len(shapes) - 1))
+
+    def gradients_with_bounds(
+        self, case: Case, names: tuple[str, ...], cotangent: np.ndarray | None = None
+    ) -> tuple[dict[str, Any], dict[str, Bound]]:
+        """Such products and their bounds, calculated while a worker makes the call. Needs torch.
+
+        The cotangent is rounded to the dtype of the result first.
+        """
+        case = case.as_operation(self.operation)
+        cotangents = tuple(None if c is None else round_to(c, case.dtype) for c in self._cotangents(case, cotangent))
+        fetch = self._begun(case, names, cotangents, False)
+        bounds = oracle.gradient_bounds(case, names, cotangents, self.capabilities, self.precision)
+        found = fetch().gradients
+        for name, gradient in found.items():
+            if gradient is not None and gradient.shape != case[name].shape:
+                raise Broken("shape", f"the gradient of {name} has shape {gradient.shape}, wanted {case[name].shape}")
+        return found, bounds
 
 
 def attempt(law: Law, implementation: Implementation, dtype: str, arguments: tuple[Any, ...]) -> Broken | None:

@@ -19,6 +19,8 @@ from veriformer.frameworks import framework_named, framework_of
 from veriformer.operations import OPERATIONS
 
 GROUP = "veriformer.implementations"
+VJP = "_vjp"
+"""A function OPERATION_vjp(cotangent, *arrays, **keywords) gives the gradients of OPERATION."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Description:
     expected: tuple[Expected, ...] = ()
     fault: Fault | None = None
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """operation -> (module or path, expression in it), for a script that imports the function by itself."""
+    """operation (or OPERATION_vjp) -> (module or path, expression in it), for a script that imports it by itself."""
+    vjps: frozenset[str] = frozenset()
+    """Operations whose gradients come from an OPERATION_vjp."""
 
 
 @dataclass
@@ -77,7 +81,7 @@ def load(target: str, options: Options, folder: str = "") -> list[Loaded]:
 def load_functions(functions: Mapping[str, Callable[..., Any]], options: Options, name: str = "") -> Loaded:
     """An implementation made of functions in memory, keyed by operation."""
     for operation, function in functions.items():
-        _check_operation(operation)
+        _check_name(operation, functions)
         _check_callable(operation, function)
     first = next(iter(functions.values()))
     module = sys.modules.get(getattr(first, "__module__", "") or "", None) or sys.modules["__main__"]
@@ -94,6 +98,14 @@ def _check_operation(operation: str) -> None:
         raise UsageError(
             f"unknown operation {operation!r}{nearest(operation, list(OPERATIONS))}; `veriformer list` shows all"
         )
+
+
+def _check_name(name: str, functions: Mapping[str, Any]) -> None:
+    """Raise UsageError for what is neither an operation nor OPERATION_vjp beside its operation."""
+    operation = name.removesuffix(VJP)
+    _check_operation(operation)
+    if operation != name and operation not in functions:
+        raise UsageError(f"{name} without {operation}: give the function whose gradient it is")
 
 
 def _check_callable(place: str, function: Any) -> None:
@@ -126,8 +138,11 @@ def _load_function(target: str, operation: str, place: str, options: Options) ->
     _check_callable(place, function)
     declared = getattr(module, "CAPABILITIES", {})
     own = declared if operation in declared else {}
-    places = {operation: (where, attribute)}
-    return _assemble(place, {operation: function}, module, options, own, _expected(module, ""), None, places)
+    functions, places = {operation: function}, {operation: (where, attribute)}
+    vjp = getattr(module, attribute + VJP, None) if "." not in attribute else None
+    if callable(vjp):
+        functions[operation + VJP], places[operation + VJP] = vjp, (where, attribute + VJP)
+    return _assemble(place, functions, module, options, own, _expected(module, ""), None, places)
 
 
 def _load_registered(name: str, variant: str, point: importlib.metadata.EntryPoint, options: Options) -> list[Loaded]:
@@ -219,7 +234,8 @@ def _public(owner: Any) -> list[str]:
 def _from_module(module: ModuleType, name: str, options: Options) -> list[Loaded]:
     variants = getattr(module, "VARIANTS", None)
     if variants is None:
-        functions = {op: vars(module)[op] for op in OPERATIONS if callable(vars(module).get(op))}
+        names = [name for op in OPERATIONS for name in (op, op + VJP)]
+        functions = {name: vars(module)[name] for name in names if callable(vars(module).get(name))}
         if not functions:
             raise UsageError(
                 f"{name} defines no function named like an operation ({', '.join(OPERATIONS)}); "
@@ -230,7 +246,7 @@ def _from_module(module: ModuleType, name: str, options: Options) -> list[Loaded
     found = []
     for variant, functions in variants.items():
         for operation in functions:
-            _check_operation(operation)
+            _check_name(operation, functions)
         own = declared.get(variant, {k: v for k, v in declared.items() if k in OPERATIONS})
         label = f"{name}:{variant}" if variant else name
         where = name if name.endswith(".py") else module.__name__
@@ -260,10 +276,13 @@ def _assemble(
     except (ValueError, ImportError) as error:
         raise UsageError(f"{name}: {error}") from error
     boundaries, plans, capabilities = {}, {}, {}
+    vjps = {op.removesuffix(VJP): function for op, function in functions.items() if op.endswith(VJP)}
     for operation, function in functions.items():
+        if operation.endswith(VJP):
+            continue
         plan = plan_call(function, operation, options.accepts, options.returns)
         capability = _capability(operation, declared.get(operation, Capabilities()), options, plan)
-        boundaries[operation] = Boundary(function, plan, capability, framework)
+        boundaries[operation] = Boundary(function, plan, capability, framework, vjps.get(operation))
         plans[operation], capabilities[operation] = plan, capability
     description = Description(
         name,
@@ -275,6 +294,7 @@ def _assemble(
         expected,
         fault,
         places,
+        frozenset(vjps),
     )
     return Loaded(description, boundaries)
 

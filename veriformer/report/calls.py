@@ -14,8 +14,10 @@ import numpy as np
 from veriformer.boundary import Request
 from veriformer.calling import arguments
 from veriformer.frameworks import constant_axis
+from veriformer.operations import OPERATIONS, PARAMS
 from veriformer.running import Failure, Row
 from veriformer.subject import Call, Implementation
+from veriformer.targets import VJP
 
 PATIENCE = 30
 
@@ -29,17 +31,17 @@ class Literal:
     layout: str
     graded: bool = False
 
-    def requires_grad_(self, on: bool) -> None:
-        """Remember that a gradient is asked for."""
-        self.graded = on
-
 
 class Writing:
     """A framework whose arrays are literals."""
 
     def native(self, values: np.ndarray, dtype: str, layout: str) -> Literal:
         """A literal of these values."""
-        return Literal(values, dtype, layout)
+        return Literal(values, "int64" if values.dtype.kind == "i" else dtype, layout)
+
+    def watch_gradient(self, native: Literal) -> None:
+        """Remember that a gradient is asked for."""
+        native.graded = True
 
 
 @dataclass
@@ -73,6 +75,9 @@ def preamble(row: Row, failure: Failure, torch: bool, large: bool, implementatio
         lines += ["data = np.load(__file__.removesuffix('.py') + '.npz')"]
     for operation in dict.fromkeys(call.operation for call in failure.calls):
         lines += function_lines(implementation, operation)
+        graded = any(call.operation == operation and call.gradient is not None for call in failure.calls)
+        if graded and operation in implementation.description.vjps:
+            lines += function_lines(implementation, operation + VJP)
     return [*lines, ""]
 
 
@@ -93,6 +98,22 @@ def function_lines(implementation: Implementation, operation: str) -> list[str]:
         "spec.loader.exec_module(target)",
         f"{operation} = target.{expression}",
     ]
+
+
+def variable(name: str, number: int) -> str:
+    """The variable that holds an array of the call with this number."""
+    return f"{name.replace('.', '_')}{number}"
+
+
+def written(value: Any, words: dict[int, str]) -> str:
+    """An argument as source: the variable of an array, nested dicts and lists of them, or a plain value."""
+    if id(value) in words:
+        return words[id(value)]
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {written(one, words)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(written(one, words) for one in value) + "]"
+    return repr(value)
 
 
 class Body:
@@ -124,44 +145,71 @@ class Body:
         _, _, natives = self._parts(call)
         lines = []
         for name, literal in natives.items():
-            lines.append(f"{name}{number} = {self.array(literal, f'{name}{number}')}")
-            if literal.graded:
-                lines.append(f"{name}{number}.requires_grad_()")
+            word = variable(name, number)
+            lines.append(f"{word} = {self.array(literal, word)}")
+            if literal.graded and self.torch and call.operation not in self.implementation.description.vjps:
+                lines.append(f"{word}.requires_grad_()")
         return lines
 
     def call_line(self, call: Call, number: int) -> str:
         """The call itself, its results put into our order."""
-        positional, named, natives = self._parts(call)
-        words = {id(literal): f"{name}{number}" for name, literal in natives.items()}
-        given = [words[id(literal)] for literal in positional]
-        given += [f"{key}={words.get(id(value), repr(value))}" for key, value in named.items()]
         plan = self.implementation.description.plans[call.operation]
-        text = f"{call.operation}({', '.join(given)})"
+        text = f"{call.operation}({', '.join(self.given(call, number))})"
         if plan.pick is not None:
             return f"results{number} = [{text}[i] for i in {list(plan.pick)}]"
-        several = call.operation == "attention_with_lse"
+        several = len(OPERATIONS[call.operation].results) > 1
         return f"results{number} = {text}" if several else f"results{number} = [{text}]"
+
+    def given(self, call: Call, number: int) -> list[str]:
+        """The arguments of a call, as they stand between its brackets."""
+        positional, named, natives = self._parts(call)
+        words = {id(literal): variable(name, number) for name, literal in natives.items()}
+        return [written(value, words) for value in positional] + [
+            f"{key}={written(value, words)}" for key, value in named.items()
+        ]
 
     def swapped(self, call: Call) -> bool:
         """Whether the function wants its heads after the positions."""
-        return self.implementation.description.capabilities[call.operation].layout == "BTHD"
+        return (
+            bool(OPERATIONS[call.operation].headed)
+            and self.implementation.description.capabilities[call.operation].layout == "BTHD"
+        )
 
     def gradient_lines(self, call: Call, number: int) -> list[str]:
         """Lines that take the gradients the law asked for."""
         if call.gradient is None:
             return []
-        inputs = ", ".join(f"{name}{number}" for name in call.gradient)
+        inputs = ", ".join(variable(name, number) for name in call.gradient)
         values = np.asarray(call.cotangents[0])
         if self.swapped(call) and values.ndim == 4:
             values = values.transpose(0, 2, 1, 3)
         seed = Literal(values, call.outcome.dtypes[0] if call.outcome.dtypes else call.case.dtype, "")
         weight = self.array(seed, f"cotangent{number}")
+        if call.operation in self.implementation.description.vjps:
+            return [f"cotangent{number} = {weight}", *self.vjp_lines(call, number)]
         return [
             f"cotangent{number} = {weight}",
             f"found = [None] * {len(call.gradient)}",
             f"if results{number}[0].requires_grad:",
             f"    found = torch.autograd.grad(results{number}[0], [{inputs}], cotangent{number}, allow_unused=True)",
             f"gradients{number} = dict(zip({list(call.gradient)!r}, found))",
+        ]
+
+    def vjp_lines(self, call: Call, number: int) -> list[str]:
+        """Lines that ask OPERATION_vjp; cotangents of further results are zeros."""
+        table = OPERATIONS[call.operation]
+        zeros = "torch.zeros_like" if self.torch else "np.zeros_like"
+        rest = [f"{zeros}(results{number}[{i}])" for i in range(1, len(table.results))]
+        seed = f"({', '.join([f'cotangent{number}', *rest])})" if rest else f"cotangent{number}"
+        places = [name for name in (*table.arrays, *table.options) if name in call.case.arrays]
+        places[len(table.arrays) : len(table.arrays)] = ["params"] if table.params else []
+        lines = [f"found = {call.operation}{VJP}({', '.join([seed, *self.given(call, number)])})"]
+        lines += [f"gradients{number} = dict(zip({places!r}, found))"]
+        weights = [name for name in call.gradient or () if name.startswith(PARAMS)]
+        steps = ["".join(f"[{part!r}]" for part in name.split(".")[1:]) for name in weights]
+        return lines + [
+            f"gradients{number}[{name!r}] = gradients{number}['params']{step}"
+            for name, step in zip(weights, steps, strict=True)
         ]
 
     def array(self, literal: Literal, name: str) -> str:
@@ -184,7 +232,7 @@ class Body:
     def laid_out(self, made: str, literal: Literal) -> str:
         """The expression in the literal's memory layout."""
         values, layout = literal.values, literal.layout
-        if values.ndim == 0 or layout in ("contiguous", ""):
+        if values.ndim == 0 or layout in ("contiguous", "") or values.dtype.kind == "i":
             return made
         if layout == "transposed" and values.ndim > 1:
             return (

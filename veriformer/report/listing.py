@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veriformer.calling import ALIASES, UsageError, nearest
+from veriformer.calling import ALIASES, UsageError, nearest, signature_of
 from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import Capabilities
 from veriformer.law import Law
@@ -65,10 +65,8 @@ def list_everything() -> int:
     console.print("[bold]operations[/]")
     rows = []
     for name, table in OPERATIONS.items():
-        arrays = ", ".join(f"{array}[{', '.join(axes.split())}]" for array, axes in table.arrays.items())
-        words = [f"{option}=None" for option in table.options] + [f"{k}={v}" for k, v in table.keywords.items()]
-        rows.append((f"  {name}", f"({arrays}, *, {', '.join(words)})\n{table.meaning}"))
-    two_columns(console, rows, 20)
+        rows.append((f"  {name}", f"{signature_of(table, shapes=True)}\n{table.meaning}"))
+    two_columns(console, rows, 24)
     console.print("\n[bold]registered implementations[/]\n  " + ", ".join(registered_names()))
     console.print("\n[bold]names that are understood[/]")
     two_columns(console, [(f"  {ours}", ", ".join(names)) for ours, names in ALIASES.items()], 20)

@@ -39,6 +39,7 @@ def row_record(row: Row, script: str = "", replay: str = "") -> dict[str, Any]:
         "verdict": row.verdict, "reason": row.reason, "tentative": tentative(row.law),
         "cases": row.cases, "judged": row.judged, "refused": row.refused, "vacuous": row.vacuous,
         "masked": row.masked, "undetermined": row.undetermined, "ratio": number(row.ratio),
+        "effective_bits": row.bits,
         "seconds": round(row.seconds, 4), "search": row.search, "withheld": row.withheld,
     }  # fmt: skip
     if row.expected:

@@ -11,7 +11,8 @@ import numpy as np
 
 from veriformer import oracle
 from veriformer.case import PRINTED
-from veriformer.report.calls import PATIENCE, Body, Script, preamble
+from veriformer.operations import OPERATIONS
+from veriformer.report.calls import PATIENCE, Body, Script, preamble, variable
 from veriformer.report.trace import Affine, Comparison, Element, compare_of
 from veriformer.running import Failure, Row
 from veriformer.subject import Implementation
@@ -73,7 +74,8 @@ class Checks(Body):
         """One element of one call's output."""
         call = failure.calls[element.call]
         index = list(element.index)
-        if self.swapped(call) and len(index) == 4 and (element.result in (0, "q", "k", "v")):
+        headed = element.result in OPERATIONS[call.operation].headed or isinstance(element.result, int)
+        if self.swapped(call) and len(index) == 4 and headed:
             index[1], index[2] = index[2], index[1]
         place = f"[{', '.join(map(str, index))}]" if index else ""
         number = element.call + 1
@@ -133,17 +135,18 @@ class Checks(Body):
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
         shapes = [list(shape) for shape in oracle.shapes(call.case.as_operation(call.operation))]
-        if self.swapped(call):
-            shapes[0][1], shapes[0][2] = shapes[0][2], shapes[0][1]
+        for shape in shapes if self.swapped(call) else ():
+            if len(shape) == 4:
+                shape[1], shape[2] = shape[2], shape[1]
         self.line(f"wanted = {[tuple(shape) for shape in shapes]}", "got = [tuple(r.shape) for r in results1]")
         self.end("got == wanted", "'shapes', got, 'wanted', wanted")
 
     def _dtype(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
-        wanted = [call.case.dtype for _ in call.outcome.dtypes]
-        if len(wanted) > 1 and call.case.dtype in ("float16", "bfloat16"):
-            wanted[1] = "float32"
+        small = call.case.dtype in ("float16", "bfloat16")
+        names = OPERATIONS[call.operation].results
+        wanted = ["float32" if name == "lse" and small else call.case.dtype for name in names]
         self.line(f"wanted = {wanted}", "got = [str(r.dtype).removeprefix('torch.') for r in results1]")
         self.end("got == wanted", "'dtypes', got, 'wanted', wanted")
 
@@ -156,7 +159,7 @@ class Checks(Body):
     def _mutated(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1))
-        names = [f"{name}1" for name in call.case.arrays]
+        names = [variable(name, 1) for name in call.case.arrays]
         self.line(f"before = [{', '.join(map(self._bits, names))}]", self.call_line(call, 1))
         self.line(f"after = [{', '.join(map(self._bits, names))}]")
         self.end("before == after", "'inputs kept:', before == after")
@@ -169,7 +172,7 @@ class Checks(Body):
     def _aliased(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
-        pairs = [self._overlap("r", f"{name}1") for name in call.case.arrays]
+        pairs = [self._overlap("r", variable(name, 1)) for name in call.case.arrays]
         self.line(f"shared = any({' or '.join(pairs)} for r in results1)")
         self.end("not shared", "'a result shares memory with an input:', shared")
 

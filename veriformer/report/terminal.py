@@ -142,6 +142,9 @@ def summary_line(rows: Sequence[Row], operation: str) -> str:
     worst = max((row.ratio for row in rows), default=0.0)
     if worst:
         parts.append(f"worst {worst:.2g} of the budget")
+    measured = {row.dtype: row.bits for row in rows if row.bits is not None}
+    if measured:
+        parts.append("behaves like u = " + ", ".join(f"2^{bits:.1f} ({dtype})" for dtype, bits in measured.items()))
     return "; ".join(parts)
 
 
@@ -206,8 +209,8 @@ def in_full(laws: Sequence[Law]) -> list[Law]:
 
 def rank(row: Row) -> tuple[int, int]:
     """Crashes and contracts, then metamorphic laws, gradients, the oracle; withheld ones last."""
-    order = {"contract": 0, "hygiene": 1, "metamorphic": 2, "gradient": 3, "oracle": 4}
-    return (5 if row.withheld else order[row.law.kind], len(row.failure.case.describe()) if row.failure else 0)
+    order = {"contract": 0, "hygiene": 1, "metamorphic": 2, "gradient": 3, "oracle": 4, "precision": 5}
+    return (6 if row.withheld else order[row.law.kind], len(row.failure.case.describe()) if row.failure else 0)
 
 
 def block(console: Console, row: Row, others: Sequence[str], script: tuple[str, str]) -> None:

@@ -1,0 +1,87 @@
+"""Recipes for laws that hold for every operation: its own adversarial cases, and its most ordinary ones."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from veriformer.case import Case
+from veriformer.law import Domain, Recipe
+from veriformer.properties.attention_cases import attention_cases
+from veriformer.properties.cases import TEMPERATURES, few, layer_norm_cases, plain_attention, plain_rows, softmax_cases
+
+_softmax = functools.partial(softmax_cases, axes=True, temperatures=TEMPERATURES)
+
+GENERAL: dict[str, Callable[..., Recipe]] = {
+    "softmax": _softmax,
+    "log_softmax": _softmax,
+    "logsumexp": _softmax,
+    "layer_norm": layer_norm_cases,
+    "attention": attention_cases,
+    "attention_with_lse": attention_cases,
+}
+"""What makes the cases of each operation."""
+
+PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
+    "softmax": plain_rows,
+    "log_softmax": plain_rows,
+    "logsumexp": plain_rows,
+    "layer_norm": plain_rows,
+    "attention": plain_attention,
+    "attention_with_lse": plain_attention,
+}
+"""Two or three of the most ordinary cases of each operation."""
+
+EVERY = tuple(GENERAL)
+"""The operations in the order of the table."""
+
+
+def any_cases(**wishes: Any) -> Recipe:
+    """Cases of whatever operation the law is about.
+
+    wishes (layouts, examples, families, …) reach the operation's own recipe where it knows them.
+    """
+
+    @functools.cache
+    def own(operation: str) -> Recipe:
+        make = GENERAL[operation]
+        known = inspect.signature(make).parameters
+        return make(**{name: value for name, value in wishes.items() if name in known})
+
+    return dispatched(own)
+
+
+def by_operation(recipes: dict[str, Recipe], **wishes: Any) -> Recipe:
+    """The recipe of the domain's operation, and the general one where none is given."""
+    general = any_cases(**wishes)
+    return dispatched(lambda operation: recipes.get(operation, general))
+
+
+def dispatched(own: Callable[[str], Recipe]) -> Recipe:
+    """The recipe that a function gives for the domain's operation."""
+
+    def examples(domain: Domain) -> Any:
+        return own(domain.operation).examples(domain)
+
+    def strategy(domain: Domain) -> st.SearchStrategy[Any]:
+        return own(domain.operation).strategy(domain)
+
+    return Recipe(examples, strategy)
+
+
+def turned(cases: Recipe) -> Recipe:
+    """The same recipe with its pinned cases in reverse order: a second case beside the first."""
+    return Recipe(lambda domain: list(cases.examples(domain))[::-1], cases.strategy)
+
+
+def plain_cases() -> Recipe:
+    """The most ordinary cases: normal values, no options, square, as many key heads as query heads."""
+
+    def examples(domain: Domain) -> list[Case]:
+        return PLAIN[domain.operation](domain)
+
+    return Recipe(examples, few(examples))

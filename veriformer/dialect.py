@@ -1,0 +1,49 @@
+"""The reference of an operation under the conventions that an implementation declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from veriformer import reference
+from veriformer.case import nested
+from veriformer.declarations import Capabilities
+from veriformer.operations import OPERATIONS, PARAMS
+
+
+def words_of(operation: str, capabilities: Capabilities) -> dict[str, Any]:
+    """The reference's own keywords, which stand for declared choices."""
+    top_left = capabilities.causal_alignment == "top_left"
+    if operation == "layer_norm":
+        return {"epsilon": capabilities.norm_epsilon, "variance": capabilities.norm_variance}
+    if operation in ("attention", "attention_with_lse"):
+        return {"offset": 0} if top_left else {}
+    if operation == "varlen_attention":
+        return {"alignment": "top_left"} if top_left else {}
+    choices = {
+        "rms_norm": {"weight_form": capabilities.rms_weight},
+        "gelu": {"form": capabilities.gelu},
+        "rotary_embedding": {"pairs": capabilities.rotary_pairs},
+        "alibi_bias": {"form": capabilities.alibi},
+    }
+    return choices.get(operation, {})
+
+
+def reference_call(
+    operation: str, capabilities: Capabilities, arrays: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> Any:
+    """What the reference makes of arrays of any framework, by their names in the table.
+
+    keywords: those that are given, positional scalars among them. The result is the reference's own.
+    """
+    table = OPERATIONS[operation]
+    positional = [arrays[name] for name in table.arrays] + [keywords[name] for name in table.scalars]
+    if table.params:
+        positional.append(nested({n: a for n, a in arrays.items() if n.startswith(PARAMS)})["params"])
+    named = {name: value for name, value in keywords.items() if name not in table.scalars}
+    named |= {name: arrays[name] for name in table.options if name in arrays}
+    if not table.arrays:
+        named["like"] = np.zeros(0)
+    return getattr(reference, operation)(*positional, **named, **words_of(operation, capabilities))
