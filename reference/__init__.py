@@ -2,7 +2,7 @@
 
 Array-API style: the same lines run on NumPy, torch and array-api-strict. Pure functions.
 Reading order: softmax, normalization, positions, attention, activations, feed_forward, embedding,
-dropout, layers, varlen, kv_cache; `loops` says the same again in scalar loops.
+dropout, layers, varlen, kv_cache; `loops` and `loops_layers` say the same again in scalar loops.
 
 Take functions from here or from their file (`from veriformer.reference.attention import attention`).
 """

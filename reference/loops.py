@@ -44,6 +44,91 @@ def layer_norm(
     return _each_row(one, x)
 
 
+def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6, weight_form: str = "plain") -> Any:
+    """rms_norm of each row; x: nested lists […][d], weight[d] -> like x."""
+
+    def one(row: list[float]) -> list[float]:
+        root = math.sqrt(math.fsum(a * a for a in row) / len(row) + eps)
+        gains = [float(w) + 1 if weight_form == "one_plus" else float(w) for w in weight]
+        return [w * a / root if a else 0.0 for a, w in zip(row, gains, strict=True)]
+
+    return _each_row(one, x)
+
+
+def relu(x: Any) -> Any:
+    """relu of each entry; x: nested lists -> like x."""
+    return _each_row(lambda row: [max(0.0, a) for a in row], x)
+
+
+def gelu(x: Any, *, form: str = "erf") -> Any:
+    """gelu of each entry, by the tail of the normal distribution or as x times a sigmoid; x: nested lists -> like x."""
+
+    def one(a: float) -> float:
+        if form == "erf":
+            return 0.5 * a * math.erfc(-a * math.sqrt(0.5))
+        return a / (1 + math.exp(-math.sqrt(8 / math.pi) * (a + 0.044715 * a**3)))
+
+    return _each_row(lambda row: [one(a) for a in row], x)
+
+
+def feed_forward(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    """feed_forward of each row; x: nested lists […][d], w1[d][f], b1[f] or None, w2[f][d], b2[d] or None -> like x."""
+    return _each_row(lambda row: affine([max(0.0, a) for a in affine(row, w1, b1)], w2, b2), x)
+
+
+def affine(row: Any, w: Any, b: Any = None) -> list[float]:
+    """The row vector times w[n][m], plus b[m] if given."""
+    columns = range(len(w[0]))
+    return [
+        math.fsum([*(float(a) * float(w[i][j]) for i, a in enumerate(row)), 0.0 if b is None else b[j]])
+        for j in columns
+    ]
+
+
+def sinusoidal_positions(length: int, width: int, *, offset: int = 0) -> Any:
+    """sinusoidal_positions as nested lists [length][width]."""
+    return [
+        [
+            math.cos(p / 10000 ** ((c - 1) / width)) if c % 2 else math.sin(p / 10000 ** (c / width))
+            for c in range(width)
+        ]
+        for p in range(offset, offset + length)
+    ]
+
+
+def rotary_embedding(x: Any, positions: Any, *, base: float = 10000.0, pairs: str = "halves") -> Any:
+    """rotary_embedding by complex numbers; x: nested lists […][T][D], positions[T] -> like x."""
+    if hasattr(x[0][0], "__len__"):
+        return [rotary_embedding(part, positions, base=base, pairs=pairs) for part in x]
+    return [_turned([float(a) for a in row], int(p), base, pairs) for row, p in zip(x, positions, strict=True)]
+
+
+def alibi_bias(heads: int, query_length: int, key_length: int, *, form: str = "signed") -> Any:
+    """alibi_bias as nested lists [heads][query_length][key_length]."""
+
+    def one(slope: float, i: int, j: int) -> float:
+        back = i + key_length - query_length - j
+        return -slope * (abs(back) if form == "distance" else back)
+
+    return [
+        [[one(slope, i, j) for j in range(key_length)] for i in range(query_length)] for slope in _alibi_slopes(heads)
+    ]
+
+
+def embedding(ids: Any, table: Any) -> Any:
+    """The rows of table[V][d] that the nested lists of ids name -> […][d]."""
+    if hasattr(ids, "__len__") and (not hasattr(ids, "shape") or ids.shape):
+        return [embedding(part, table) for part in ids]
+    return [float(a) for a in table[int(ids)]]
+
+
+def dropout(x: Any, *, rate: float, uniform: Any) -> Any:
+    """dropout of nested lists x under the numbers of uniform, nested alike -> like x."""
+    if hasattr(x[0], "__len__"):
+        return [dropout(part, rate=rate, uniform=numbers) for part, numbers in zip(x, uniform, strict=True)]
+    return [float(a) / (1 - rate) if u >= rate else 0.0 for a, u in zip(x, uniform, strict=True)]
+
+
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     """attention on nested lists q[B][H][Tq][D], k[B][G][Tk][D], v[B][G][Tk][Dv]; Tk >= 1."""
     return attention_with_lse(q, k, v, **keywords)[0]
@@ -78,6 +163,27 @@ def _each_row(function: Any, x: Any) -> Any:
     if len(x) and hasattr(x[0], "__len__"):
         return [_each_row(function, part) for part in x]
     return function([float(a) for a in x])
+
+
+def _turned(row: list[float], position: int, base: float, pairs: str) -> list[float]:
+    """Pair j, as a complex number, times e^(i angle)."""
+    turned, half = list(row), len(row) // 2
+    for j in range(half):
+        a, b = (j, j + half) if pairs == "halves" else (2 * j, 2 * j + 1)
+        angle = position / base ** (j / half)
+        number = complex(row[a], row[b]) * complex(math.cos(angle), math.sin(angle))
+        turned[a], turned[b] = number.real, number.imag
+    return turned
+
+
+def _alibi_slopes(heads: int) -> list[float]:
+    """Powers of 2^(-8/heads), or those of a lower number of heads and then every second one of twice that."""
+    power = 1
+    while 2 * power <= heads:
+        power *= 2
+    start = 0.5 ** (8 / power)
+    slopes = [start**h for h in range(1, power + 1)]
+    return slopes if power == heads else slopes + _alibi_slopes(2 * power)[::2][: heads - power]
 
 
 def _softmax_row(row: list[float], temperature: float) -> list[float]:

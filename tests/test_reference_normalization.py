@@ -1,4 +1,4 @@
-"""The reference layer_norm: worked numbers, loops, other frameworks, dialects, edges."""
+"""The reference layer_norm and rms_norm: worked numbers, loops, other frameworks, dialects, edges."""
 
 import array_api_strict as strict
 import numpy as np
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veriformer.reference import layer_norm, loops
+from veriformer.reference import layer_norm, loops, rms_norm
 
 pytestmark = pytest.mark.filterwarnings("error")
 SEARCH = settings(max_examples=200, deadline=None, database=None, derandomize=True)
@@ -200,3 +200,86 @@ def test_rows_are_independent():
 def test_errors(change, message):
     with pytest.raises(ValueError, match=message):
         layer_norm(**{"x": np.ones((2, 3)), "weight": np.ones(3), "bias": np.ones(3), **change})
+
+
+# rms_norm
+
+
+rms_dialects = st.fixed_dictionaries(
+    {"eps": st.sampled_from([0.0, 1e-12, 1e-6, 0.3]), "weight_form": st.sampled_from(["plain", "one_plus"])}
+)
+
+
+def test_rms_norm_worked_row():
+    """3 and 4 have mean square 12.5."""
+    y = rms_norm(np.asarray([3.0, 4.0]), np.asarray([1.0, -2.0]), eps=0.0)
+    np.testing.assert_allclose(y, [0.848528137423857, -2.262741699796952], rtol=1e-15)
+    y = rms_norm(np.asarray([3.0, 4.0]), np.asarray([1.0, -2.0]), eps=3.5, weight_form="one_plus")
+    np.testing.assert_array_equal(y, [2 * 3 / 4, -1 * 4 / 4])
+
+
+@SEARCH
+@given(cases(), rms_dialects)
+def test_rms_norm_equals_the_loops(case, dialect):
+    x, weight, _ = case
+    wanted = np.asarray(loops.rms_norm(x, weight, **dialect)).reshape(x.shape)
+    atol = 1e-13 * np.abs(wanted).max(initial=0.0)
+    np.testing.assert_allclose(rms_norm(x, weight, **dialect), wanted, rtol=0, atol=atol)
+
+
+@SEARCH
+@given(cases(), rms_dialects)
+def test_rms_norm_in_all_frameworks(case, dialect):
+    case = case[:2]
+    wanted = rms_norm(*case, **dialect)
+    np.testing.assert_array_equal(np.asarray(rms_norm(*map(strict.asarray, case), **dialect)), wanted)
+    atol = 1e-13 * np.abs(wanted).max(initial=0.0)
+    np.testing.assert_allclose(rms_norm(*map(torch.tensor, case), **dialect), wanted, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.3])
+def test_rms_norm_agrees_with_torch(eps):
+    x, weight = torch.linspace(-2, 2, 30, dtype=torch.float64).sin().reshape(5, 6).split([4, 1])
+    theirs = torch.nn.functional.rms_norm(x, (6,), weight[0], eps)
+    np.testing.assert_allclose(rms_norm(x, weight[0], eps=eps), theirs, rtol=0, atol=1e-14)
+
+
+def test_rms_norm_is_layer_norm_after_centring():
+    x = np.asarray([[0.25, -1.5, 3.0, 0.5], [2.0, 2.0, -4.0, 8.0]])
+    centred = x - x.mean(axis=-1, keepdims=True)
+    np.testing.assert_allclose(rms_norm(centred, np.ones(4), eps=0.1), plain(x, eps=0.1), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+@pytest.mark.parametrize("weight_form", ["plain", "one_plus"])
+def test_rms_norm_gradients(eps, weight_form):
+    case = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in ([[0.1, 0.7, -1.0]], [1.0, 2, 3])]
+    assert torch.autograd.gradcheck(lambda *a: rms_norm(*a, eps=eps, weight_form=weight_form), case)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_rms_norm_of_zeros_is_zero(eps):
+    x = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    y = rms_norm(x, torch.ones(3, dtype=torch.float64), eps=eps)
+    y.sum().backward()
+    np.testing.assert_array_equal(y.detach(), np.zeros((2, 3)))
+    np.testing.assert_allclose(x.grad, np.full((2, 3), 1e3 if eps else 0.0), rtol=1e-15)
+
+
+def test_rms_norm_of_no_rows():
+    assert rms_norm(np.ones((0, 3)), np.ones(3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_form": "1+"}, r"rms_norm: weight_form: got '1\+', wanted 'plain' or 'one_plus'"),
+        ({"eps": -1e-5}, r"rms_norm: eps: got -1e-05, wanted"),
+        ({"eps": np.inf}, r"rms_norm: eps: got inf, wanted"),
+        ({"weight": np.ones(1)}, r"rms_norm: weight: got shape \(1,\), wanted \(3,\)"),
+        ({"x": np.ones((2, 0))}, r"rms_norm: x: got shape \(2, 0\), wanted a last axis of at least 1"),
+    ],
+)
+def test_rms_norm_errors(change, message):
+    with pytest.raises(ValueError, match=message):
+        rms_norm(**{"x": np.ones((2, 3)), "weight": np.ones(3), **change})
