@@ -1,6 +1,11 @@
 """Implementations under test, one self-contained file each; none is exempt from the laws."""
 
-NUMPY = ("veriformer.impls.numpy_plain", "veriformer.impls.numpy_blocked")
+NUMPY = ("veriformer.impls.numpy_plain", "veriformer.impls.numpy_blocked", "veriformer.impls.numpy_attention")
 """Modules behind the registered name `numpy`."""
-TORCH = ("veriformer.impls.torch_functional", "veriformer.impls.torch_sdpa")
+TORCH = (
+    "veriformer.impls.torch_functional",
+    "veriformer.impls.torch_sdpa",
+    "veriformer.impls.torch_attention",
+    "veriformer.impls.torch_nn",
+)
 """Modules behind the registered name `torch`."""

@@ -50,6 +50,19 @@ def softmax(x: NDArray, *, axis: int = -1, temperature: float = 1.0) -> NDArray:
     return (e / np.where(total == 0, 1, total)).astype(x.dtype)
 
 
+def softmax_vjp(cotangent: NDArray, x: NDArray, *, axis: int = -1, temperature: float = 1.0) -> tuple[NDArray]:
+    """The gradient of softmax.
+
+    cotangent g[...], x[...] -> (dx[...],)
+    dx_i = p_i (g_i - sum_j p_j g_j) / T
+    Source: Bridle 1990, equation 7. T = 0, which is constant wherever it has a gradient, gives zeros.
+    """
+    g, p = _wide(cotangent), softmax(_wide(x), axis=axis, temperature=temperature)
+    if temperature == 0:
+        return (np.zeros_like(x),)
+    return ((p * (g - (p * g).sum(axis=axis, keepdims=True)) / float(temperature)).astype(x.dtype),)
+
+
 def log_softmax(x: NDArray, *, axis: int = -1) -> NDArray:
     """The logarithm of softmax, without ever forming a probability that underflows.
 
@@ -62,6 +75,17 @@ def log_softmax(x: NDArray, *, axis: int = -1) -> NDArray:
     with np.errstate(divide="ignore"):
         log_total = np.log(np.exp(z).sum(axis=axis, keepdims=True))
     return (z - np.where(np.isneginf(log_total), 0, log_total)).astype(x.dtype)
+
+
+def log_softmax_vjp(cotangent: NDArray, x: NDArray, *, axis: int = -1) -> tuple[NDArray]:
+    """The gradient of log_softmax.
+
+    cotangent g[...], x[...] -> (dx[...],)
+    dx_i = g_i - p_i sum_j g_j
+    Source: the derivative of x_i - log sum_j exp(x_j).
+    """
+    g, p = _wide(cotangent), softmax(_wide(x), axis=axis)
+    return ((g - p * g.sum(axis=axis, keepdims=True)).astype(x.dtype),)
 
 
 def logsumexp(x: NDArray, *, axis: int = -1) -> NDArray:
@@ -78,6 +102,16 @@ def logsumexp(x: NDArray, *, axis: int = -1) -> NDArray:
     return np.asarray(y.squeeze(axis), dtype=x.dtype)
 
 
+def logsumexp_vjp(cotangent: NDArray, x: NDArray, *, axis: int = -1) -> tuple[NDArray]:
+    """The gradient of logsumexp: the softmax, as often as the cotangent says.
+
+    cotangent g[... without axis], x[...] -> (dx[...],)
+    dx_i = g p_i
+    Source: Blanchard, Higham, Higham 2021, section 2. A row of -inf alone gets zeros.
+    """
+    return ((np.expand_dims(_wide(cotangent), axis) * softmax(_wide(x), axis=axis)).astype(x.dtype),)
+
+
 def layer_norm(x: NDArray, weight: NDArray, bias: NDArray, *, eps: float = 1e-5) -> NDArray:
     """Each row brought to mean 0 and variance near 1, then scaled and shifted by channel.
 
@@ -89,6 +123,25 @@ def layer_norm(x: NDArray, weight: NDArray, bias: NDArray, *, eps: float = 1e-5)
     centred = z - z.mean(axis=-1, keepdims=True)
     variance = (centred * centred).mean(axis=-1, keepdims=True)
     return (_wide(weight) * (centred / np.sqrt(variance + eps)) + _wide(bias)).astype(x.dtype)
+
+
+def layer_norm_vjp(
+    cotangent: NDArray, x: NDArray, weight: NDArray, bias: NDArray, *, eps: float = 1e-5
+) -> tuple[NDArray, NDArray, NDArray]:
+    """The gradient of layer_norm.
+
+    cotangent g[..., d], x[..., d], weight[d], bias[d] -> (dx[..., d], dweight[d], dbias[d])
+    dx = (h - mean h - n mean(h n)) / s with h = weight g, n = (x - mean) / s, s = sqrt(variance + eps)
+    dweight = sum g n and dbias = sum g over all rows
+    Source: Ba, Kiros, Hinton 2016, equations 3 and 4, differentiated. A single channel gets dx = dweight = 0.
+    """
+    g, z = _wide(cotangent), _wide(x)
+    centred = z - z.mean(axis=-1, keepdims=True)
+    s = np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
+    n, h = centred / s, _wide(weight) * g
+    dx = (h - h.mean(axis=-1, keepdims=True) - n * (h * n).mean(axis=-1, keepdims=True)) / s
+    rows = tuple(range(x.ndim - 1))
+    return dx.astype(x.dtype), (g * n).sum(axis=rows).astype(weight.dtype), g.sum(axis=rows).astype(bias.dtype)
 
 
 def attention(
@@ -114,6 +167,55 @@ def attention(
     return attention_with_lse(
         q, k, v, mask=mask, bias=bias, causal=causal, scale=scale, window=window, softcap=softcap, sink=sink
     )[0]
+
+
+def attention_vjp(
+    cotangent: NDArray,
+    q: NDArray,
+    k: NDArray,
+    v: NDArray,
+    *,
+    mask: NDArray | None = None,
+    bias: NDArray | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sink: NDArray | None = None,
+) -> tuple[NDArray | None, ...]:
+    """The gradients of attention, written out.
+
+    cotangent[B,H,Tq,Dv] -> those of q, k and v, then of each of mask (None), bias and sink that is given
+    ds = p (dp - sum p dp), dp = do v^T; dv = p^T do; dsink = -p_sink sum p dp; through the cap 1 - tanh^2
+    Source: Dao et al. 2022, appendix B.2. A row that may see nothing passes nothing on.
+    """
+    heads, g = q.shape[1], _wide(cotangent)
+    query, key, value = (_wide(q), *(np.repeat(_wide(a), heads // k.shape[1], axis=1) for a in (k, v)))
+    visible = _visible(q.shape[2], k.shape[2], causal, window)
+    visible = visible if mask is None else visible & mask
+    visible = visible if bias is None else visible & ~np.isneginf(_wide(bias))
+    bent = query @ key.swapaxes(-1, -2) * _scale(q, scale)
+    slope = np.ones_like(bent)
+    if softcap is not None:
+        t = np.tanh(bent / float(softcap))
+        bent, slope = float(softcap) * t, 1 - t * t
+    logits = np.where(visible, bent if bias is None else bent + _wide(bias), -np.inf)
+    extra = -np.inf if sink is None else _wide(sink)[:, None, None]
+    top = np.maximum(logits.max(axis=-1, keepdims=True, initial=-np.inf), extra)
+    top = np.where(np.isneginf(top), 0, top)
+    e, rest = np.exp(logits - top), np.exp(extra - top)
+    total = e.sum(axis=-1, keepdims=True) + rest
+    p, rest = (part / np.where(total == 0, 1, total) for part in (e, rest))
+    dp = g @ value.swapaxes(-1, -2)
+    mean = (p * dp).sum(axis=-1, keepdims=True)
+    ds = p * (dp - mean)
+    dscore = ds * slope * _scale(q, scale)
+    grads = [dscore @ key, _group_sum(dscore.swapaxes(-1, -2) @ query, k), _group_sum(p.swapaxes(-1, -2) @ g, v)]
+    found: list[NDArray | None] = [each.astype(a.dtype) for each, a in zip(grads, (q, k, v), strict=True)]
+    found += [] if mask is None else [None]
+    found += [] if bias is None else [_unbroadcast(ds, bias.shape).astype(bias.dtype)]
+    found += [] if sink is None else [-(rest * mean).sum(axis=(0, 2, 3)).astype(sink.dtype)]
+    return tuple(found)
 
 
 def attention_with_lse(
@@ -179,6 +281,17 @@ def _mix(weights: NDArray, value: NDArray, visible: NDArray) -> NDArray:
             visible[..., None] & ~finite[..., None, :, :], weights[..., None] * value[..., None, :, :], 0
         )
         return out + strange.sum(axis=-2)
+
+
+def _group_sum(grad: NDArray, rows: NDArray) -> NDArray:
+    """[B,H,Tk,D] -> [B,G,Tk,D]: summed over the query heads that share a key head."""
+    return grad.reshape(*rows.shape[:2], -1, *rows.shape[2:]).sum(axis=2)
+
+
+def _unbroadcast(grad: NDArray, shape: tuple[int, ...]) -> NDArray:
+    """The sum over axes that were spread from length 1."""
+    spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
+    return grad.sum(axis=spread, keepdims=True)
 
 
 def _lse(logits: NDArray, m: NDArray) -> NDArray:
