@@ -1,25 +1,42 @@
 """Error budgets: the error a correct implementation of a declared precision may make, element by element.
 
 Derived from the inputs, the operation and a `Precision`; no rtol, no atol.
-Reading order: precision, bound, softmax, normalization, attention.
+Reading order: precision, bound, softmax, normalization, activations, positions, selection, logits,
+attention, packed.
 """
 
+from veriformer.budgets.activations import feed_forward, gelu, relu
 from veriformer.budgets.attention import attention, attention_with_lse
-from veriformer.budgets.bound import Bound, error_ratio, sum_of, undetermined
-from veriformer.budgets.normalization import layer_norm
+from veriformer.budgets.bound import Bound, error_ratio, exact, sum_of, undetermined
+from veriformer.budgets.normalization import layer_norm, rms_norm
+from veriformer.budgets.packed import cached_attention, varlen_attention
+from veriformer.budgets.positions import alibi_bias, rotary_embedding, sinusoidal_positions
 from veriformer.budgets.precision import Precision
+from veriformer.budgets.selection import dropout, embedding
 from veriformer.budgets.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
     "Bound",
     "Precision",
+    "alibi_bias",
     "attention",
     "attention_with_lse",
+    "cached_attention",
+    "dropout",
+    "embedding",
     "error_ratio",
+    "exact",
+    "feed_forward",
+    "gelu",
     "layer_norm",
     "log_softmax",
     "logsumexp",
+    "relu",
+    "rms_norm",
+    "rotary_embedding",
+    "sinusoidal_positions",
     "softmax",
     "sum_of",
     "undetermined",
+    "varlen_attention",
 ]

@@ -64,6 +64,12 @@ def added(terms: Mapping[str, Array]) -> Array:
     return reduce(np.add, terms.values())
 
 
+def exact(value: Array) -> Bound:
+    """The budget of a result that is picked and not computed: nothing is allowed."""
+    none = np.zeros(value.shape)
+    return Bound(value, none, {"exact": none})
+
+
 def sum_of(one: Bound, other: Bound) -> Bound:
     """The budget of a relation: two results that should be equal may differ by the sum of their budgets.
 

@@ -20,12 +20,12 @@ class Logits:
 
     A = |scale| |q|·|k|
     score:    x = (g(D) + C) u_acc A + [unfused] (u_mid (|s| + 2 A) + eta max(1, sqrt|scale|) (Σ|q| + Σ|k|))
-    softcap:  x <- c tanh(|s|/c) - c tanh((|s| - x)/c) + C (u_acc + [unfused] u_mid) |s'|
+    softcap:  x <- c tanh(|s|/c) - c tanh((|s| - x)/c) + C (u_acc + [unfused] u_mid) |s'| + [unfused] (2 c + 1) eta
     bias:     x <- x + u_acc (|s + b| + |b|) + [unfused] u_mid |s + b|
 
     Stored by the unfused computation: q and k with their shares of the scale, the score, the score
-    plus bias, and the four steps of the softcap. |b| by itself admits logits in base 2, where the
-    bias is multiplied by log2(e).
+    plus bias, and the four steps of the softcap, of which s/c and its tanh may underflow before they
+    are multiplied by c. |b| by itself admits logits in base 2, where the bias is multiplied by log2(e).
     n: visible keys of each row [B,H,Tq,1]. overflow: rows [B,H,Tq] of which a logit, or a partial sum
     of it, may be infinite in a dtype that may hold it.
     """
@@ -126,4 +126,5 @@ def _capped(value: Array, error: Array, softcap: float, p: Precision) -> tuple[A
     size = np.abs(value)
     capped = softcap * np.tanh(size / softcap)
     moved = capped - softcap * np.tanh((size - error) / softcap)
-    return np.copysign(capped, value), moved + C * (p.u_acc + p.u_store) * capped
+    underflow = (2 * softcap + 1) * p.eta_mid if p.unfused else 0.0
+    return np.copysign(capped, value), moved + C * (p.u_acc + p.u_store) * capped + underflow

@@ -1,8 +1,10 @@
-"""Error budget of layer_norm.
+"""Error budgets of layer_norm and rms_norm.
 
-Admitted algorithms: two passes, Welford's update, pairwise or shifted versions of them. Mean and
-deviation are statistics: they are kept in the accumulator, whatever is stored between steps. Not
-admitted: mean(x²) - mean(x)², whose error grows with the square of mean/deviation.
+Admitted algorithms of layer_norm: two passes, Welford's update, pairwise or shifted versions of them.
+Mean and deviation are statistics: they are kept in the accumulator, whatever is stored between
+steps. Not admitted: mean(x²) - mean(x)², whose error grows with the square of mean/deviation.
+Admitted algorithms of rms_norm: mean of the squares, or sqrt(d) over the norm; the same on
+statistics. Not admitted: squares in a dtype that is shorter than the accumulator.
 """
 
 from __future__ import annotations
@@ -55,6 +57,40 @@ def layer_norm(
         allowed = added(terms)
         allowed = np.where((k >= 0.5) | (r >= 0.5), np.inf, allowed)
     return Bound(value, allowed, terms)
+
+
+def rms_norm(x: Array, weight: Array, *, eps: float = 1e-6, weight_form: str = "plain", precision: Precision) -> Bound:
+    """Error budget of rms_norm.
+
+    x[…, d], weight[d] -> value, allowed, both like x.
+
+        m = mean x²,   s = sqrt(m + eps),   y = weight x/s or (1 + weight) x/s
+        r = relative error of s, from (g(d) + C) u_acc m + u_acc eps + underflow of the squares
+        E = |y| (1/(1 - r) - 1 + C u_acc) + [unfused] (3 u_mid |y| + eta |gain| (1 + sqrt(d)))
+
+    Stored by the unfused computation: x/s, or x over its norm and sqrt(d) times that, and 1 + weight.
+    Source: derived; Higham 2002 (Accuracy and Stability of Numerical Algorithms), section 3.1, for the sum.
+    Edges: 0 is exact. inf (undetermined) where the sum of the squares may overflow the accumulator, and
+    where squares that underflow may change s by half.
+    """
+    value = reference.rms_norm(x, weight, eps=eps, weight_form=weight_form)
+    p, n = precision, x.shape[-1]
+    with np.errstate(all="ignore"):
+        total = (x * x).sum(axis=-1, keepdims=True)
+        m = total / n
+        dm = (p.g(n) + C) * p.u_acc * m + p.u_acc * eps + 2 * p.eta_acc
+        # A row of zeros with eps = 0 is 0/0, which counts as 0.
+        r = np.where(m == 0, 0.0, 1 - np.sqrt(np.maximum(1 - dm / (m + eps), 0.0)))
+        size, gain = np.abs(value), np.abs(weight + 1 if weight_form == "one_plus" else weight)
+        terms = {
+            "squares": size * (1 / (1 - r) - 1),
+            "arithmetic": C * p.u_acc * size,
+            "storage": 3 * p.u_store * size + (p.eta_mid * gain * (1 + n**0.5) if p.unfused else 0.0),
+            "output": p.u_out * size + p.eta,
+        }
+        terms = {name: np.where(value == 0, 0.0, term) for name, term in terms.items()}
+        lost = (r >= 0.5) | ~(total < p.largest_acc)
+    return Bound(value, np.where(lost & (value != 0), np.inf, added(terms)), terms)
 
 
 def _statistics(x: Array, eps: float, epsilon: str, variance: str, p: Precision) -> tuple[Array, Array, Array, Array]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from veriformer.declarations import Capabilities
 
 C = 4
@@ -140,6 +142,11 @@ class Precision:
         return _LARGEST[self.storage]
 
     @cached_property
+    def largest_acc(self) -> float:
+        """Largest finite number of sums and statistics."""
+        return _LARGEST[self.accumulator]
+
+    @cached_property
     def largest_mid(self) -> float:
         """Largest finite number that every step of the computation can hold."""
         return min(_LARGEST[self.accumulator], _LARGEST[self._intermediate])
@@ -162,3 +169,8 @@ class Precision:
     def g(self, n: Any) -> Any:
         """Growth of the error of a sum of n terms, in units of u_acc; n is a number or an array."""
         return n if self.growth == "worst" else n**0.5
+
+    def product(self, a: Any, b: Any) -> Any:
+        """What errors of sizes a[…,m,n] and b[n,k] >= 0 make of the matrix product: their product, typically its root
+        mean square."""
+        return a @ b if self.growth == "worst" else np.sqrt((a * a) @ (b * b))
