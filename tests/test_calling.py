@@ -36,10 +36,26 @@ ALIASED = [(ours, theirs) for ours, names in ALIASES.items() for theirs in names
 @pytest.mark.parametrize(("ours", "theirs"), ALIASED)
 def test_every_name_of_the_table_is_understood(ours: str, theirs: str) -> None:
     operation = next(o for o, table in OPERATIONS.items() if ours in {**table.keywords, **table.options})
-    arrays = ", ".join(OPERATIONS[operation].arrays)
-    plan = plan_call(function_with(f"{arrays}, *, {theirs}=None"), operation)
-    assert plan.keywords == {ours: theirs}
-    assert plan.mapping() == (ours if ours == theirs else f"{ours} -> {theirs}")
+    table = OPERATIONS[operation]
+    others = [f"{word}=None" for word in (*table.options, *table.keywords) if word in table.required - {ours}]
+    plan = plan_call(function_with(f"{', '.join((*table.positional, '*', f'{theirs}=None', *others))}"), operation)
+    assert plan.keywords[ours] == theirs and set(plan.keywords) == {ours} | table.required
+    assert (ours if ours == theirs else f"{ours} -> {theirs}") in plan.mapping()
+
+
+def test_what_every_call_gives_must_have_a_parameter() -> None:
+    with pytest.raises(UsageError, match=r"dropout: no parameter for 'uniform'.*wanted \(x, \*, uniform, rate\)"):
+        plan_call(function_with("x, *, p=0.5"), "dropout")
+
+
+def test_scalars_and_weights_are_passed_by_position() -> None:
+    plan = plan_call(function_with("length, width, offset=0"), "sinusoidal_positions")
+    request = Request({}, {"length": 3, "width": 4, "offset": 2}, "float32")
+    assert arguments(plan, Capabilities(), Numpy(), request)[:2] == ([3, 4], {"offset": 2})
+    plan = plan_call(function_with("x, memory, params, *, heads"), "multi_head_attention")
+    named = {"x": ONE, "memory": ONE, "params.wq": ONE, "params.wo": ONE}
+    positional, keywords, _ = arguments(plan, Capabilities(), Numpy(), Request(named, {"heads": 1}, "float32"))
+    assert list(positional[2]) == ["wq", "wo"] and keywords == {"heads": 1}
 
 
 def test_no_name_of_the_table_means_two_things() -> None:

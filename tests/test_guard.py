@@ -9,8 +9,9 @@ from toys import ROOT, implementation, judged, row_case, softmax, toy_law
 from veriformer.catalogue import all_laws
 from veriformer.checking import in_process
 from veriformer.declarations import Capabilities
+from veriformer.dialect import reference_call
 from veriformer.expect import Refused, expect_same
-from veriformer.guard import dialect, reference_keeps
+from veriformer.guard import reference_keeps
 from veriformer.law import Law, find_laws
 from veriformer.running import Item
 from veriformer.targets import Options, load, load_functions
@@ -75,9 +76,9 @@ def test_gradients_of_the_reference_come_from_torch() -> None:
 
 
 def test_the_dialect_of_layer_norm_reaches_the_reference() -> None:
-    x, ones = np.array([[1.0, 3.0]]), np.ones(2)
+    arrays = {"x": np.array([[1.0, 3.0]]), "weight": np.ones(2), "bias": np.zeros(2)}
     inside, outside = (
-        dialect("layer_norm", Capabilities(norm_epsilon=where), x, ones, 0 * ones, eps=1.0)
+        reference_call("layer_norm", Capabilities(norm_epsilon=where), arrays, {"eps": 1.0})
         for where in ("inside", "outside")
     )
     assert inside[0, 1] == pytest.approx(0.5**0.5) and outside[0, 1] == pytest.approx(0.5)

@@ -205,7 +205,7 @@ class Boundary:
         cotangents = [
             None
             if c is None
-            else self._heads_swapped(self.framework.native(c, self.framework.read(r)[1], "contiguous"))
+            else self._heads_swapped(self.framework.native(c, self.framework.read(r)[1], request.layout))
             for r, c in zip(results, request.cotangents, strict=True)
         ]
         wanted = request.gradient or ()

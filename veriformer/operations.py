@@ -23,9 +23,10 @@ class Operation:
     arrays: the positional arrays and their axes. scalars: positional whole numbers, where there are no
     arrays. options: the keyword arrays and their axes (in mask and bias each axis may also be 1).
     keywords: the scalars and their defaults. required: keywords and options without a default. kinds:
-    what arrays hold that are not real numbers, "bool" or "int". params: weights of a composite, by
-    dotted name, and their axes; biases may be absent. results: names of what is returned. dtypes: those
-    judged, where they do not follow from what the framework has.
+    what arrays hold if not real numbers, "bool" or "int"; "constant" are real numbers without a
+    gradient. params: weights of a composite, by dotted name, and their axes; biases may be absent.
+    results: names of what is returned. dtypes: those judged, where they do not follow from what the
+    framework has.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Operation:
         return (*self.arrays, *self.scalars, *(("params",) if self.params else ()))
 
     def kind(self, array: str) -> str:
-        """What an array holds: "float", "int" or "bool"."""
+        """What an array holds: "float", "constant", "int" or "bool"."""
         return self.kinds.get(array, "float")
 
     def default(self, word: str) -> Any:
@@ -81,7 +82,7 @@ class Operation:
 
     @property
     def differentiable(self) -> tuple[str, ...]:
-        """Names of the arrays of real numbers."""
+        """Names of the arrays by which one differentiates."""
         return tuple(name for name in self.names if self.kind(name) == "float")
 
 
@@ -177,7 +178,7 @@ OPERATIONS: dict[str, Operation] = {
             {"causal": True, "scale": None, "window": None},
             {"block_table": "B P"},
             results=("out", "k_cache", "v_cache"),
-            kinds={"lengths": "int", "block_table": "int"},
+            kinds={"lengths": "int", "block_table": "int", "k_cache": "constant", "v_cache": "constant"},
             meaning="new keys and values written at lengths[b]+i, then attention over the cache up to there",
         ),
         Operation(
@@ -196,6 +197,7 @@ OPERATIONS: dict[str, Operation] = {
             {"rate": None},
             {"uniform": "..."},
             required=frozenset({"rate", "uniform"}),
+            kinds={"uniform": "constant"},
             meaning="x / (1 - rate) where uniform >= rate, else 0",
         ),
         Operation(

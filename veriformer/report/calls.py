@@ -183,7 +183,8 @@ class Body:
         values = np.asarray(call.cotangents[0])
         if self.swapped(call) and values.ndim == 4:
             values = values.transpose(0, 2, 1, 3)
-        seed = Literal(values, call.outcome.dtypes[0] if call.outcome.dtypes else call.case.dtype, "")
+        dtype = call.outcome.dtypes[0] if call.outcome.dtypes else call.case.dtype
+        seed = Literal(values, dtype, call.case.layout)
         weight = self.array(seed, f"cotangent{number}")
         if call.operation in self.implementation.description.vjps:
             return [f"cotangent{number} = {weight}", *self.vjp_lines(call, number)]

@@ -1,0 +1,104 @@
+"""Gradients of every operation: equal to the reference's, linear in the cotangent, whatever the layout."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from veriformer.case import LAYOUTS, Case
+from veriformer.expect import Refused, expect, expect_close, expect_within
+from veriformer.law import Domain, Recipe, choice, law
+from veriformer.operations import OPERATIONS
+from veriformer.properties.attention_cases import PICKS, attention_cases
+from veriformer.properties.attention_changes import without_undefined_rows
+from veriformer.properties.cotangents import cotangent_of, differentiable
+from veriformer.properties.every_case import EVERY, by_operation
+from veriformer.subject import Subject
+
+SMOOTH = tuple(name for name in EVERY if OPERATIONS[name].differentiable)
+_ATTENTION = attention_cases(empty=True, examples=16)
+GRADIENT_CASES = by_operation({"attention": _ATTENTION, "attention_with_lse": _ATTENTION}, examples=12)
+
+
+def other_layouts(domain: Domain) -> tuple[str, ...]:
+    """The memory layouts beside the contiguous one that an implementation accepts."""
+    return domain.admitted(LAYOUTS[1:])
+
+
+def settled(subject: Subject, case: Case) -> Case:
+    """The case without rows whose value nobody defines."""
+    defined = subject.operation.startswith("attention") and case["sink"] is None
+    return without_undefined_rows(case, subject.capabilities) if defined else case
+
+
+@law(
+    SMOOTH,
+    case=GRADIENT_CASES,
+    pick=PICKS,
+    kind="gradient",
+    needs={"gradients", "torch"},
+    source="R14, P14, P27, P63",
+    relative=False,
+    changes=("accumulate", "intermediate", "saved_statistics", "recomputes_probabilities"),
+)
+def gradient_equals_the_reference(subject: Subject, case: Case, pick: int) -> None:
+    """Every array's gradient equals the reference's within the error that the declared precision may make."""
+    case = settled(subject, case)
+    names = differentiable(case)
+    found, bounds = subject.gradients_with_bounds(case, names, cotangent_of(case, pick))
+    for name in names:
+        gradient, bound = found[name], bounds[name]
+        if gradient is None:
+            expect(not bound.value.any(), "no gradient", f"no gradient reached {name}, and it is not 0 everywhere")
+        else:
+            expect_within(gradient, bound, largest=subject.largest, what=f"the gradient of {name} is")
+
+
+@law(
+    SMOOTH,
+    case=GRADIENT_CASES,
+    pick=PICKS,
+    factor=choice(2.0, -1.0, 3.0),
+    kind="gradient",
+    needs={"gradients", "torch"},
+    source="R15",
+    relative=False,
+)
+def gradient_is_linear_in_the_cotangent(subject: Subject, case: Case, pick: int, factor: float) -> None:
+    """The gradient for a + c b is the gradient for a plus c times the gradient for b."""
+    case = settled(subject, case)
+    names = differentiable(case)
+    one, other = (cotangent_of(case, 5 * (pick + extra)) for extra in (0, 1))  # whole numbers: the sum is exact
+    parts = [subject.gradients_with_bounds(case, names, c) for c in (one, other, one + factor * other)]
+    for name in names:
+        if all(found[name] is not None for found, _ in parts):
+            (a, b, both), (e, f, g) = ([part[i][name] for part in parts] for i in (0, 1))
+            allowed = e.allowed + abs(factor) * f.allowed + g.allowed
+            expect_close(both, a + factor * b, allowed, largest=subject.largest, what=f"the gradient of {name} is")
+
+
+@law(
+    SMOOTH,
+    case=GRADIENT_CASES,
+    layout=Recipe(other_layouts, lambda domain: st.sampled_from(other_layouts(domain))),
+    kind="gradient",
+    needs={"gradients", "torch"},
+    source="R03",
+    relative=False,
+)
+def gradient_does_not_depend_on_the_layout(subject: Subject, case: Case, layout: str) -> None:
+    """Inputs and cotangents in another memory layout have the gradients of a contiguous copy."""
+    case = settled(subject, case)
+    names, cotangent = differentiable(case), cotangent_of(case, 4 if layout == "expanded" else 0)
+    packed, bounds = subject.gradients_with_bounds(case, names, cotangent)
+    viewed = case.with_layout(layout)
+    try:
+        found = subject.gradients(viewed, names, cotangent)
+    except Refused as refused:
+        subject(viewed)  # refused without a gradient, too: then this layout is not taken at all
+        expect(False, "raised", f"the backward refuses what the forward takes: {refused}")
+        return
+    for name in names:
+        expect((found[name] is None) == (packed[name] is None), "no gradient", f"{name} has no gradient in one layout")
+        if found[name] is not None:
+            allowed = 2 * bounds[name].allowed
+            expect_close(found[name], packed[name], allowed, largest=subject.largest, what=f"the gradient of {name} is")
