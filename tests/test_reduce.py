@@ -11,10 +11,12 @@ from toys import attention_with, implementation, judged
 from veriformer import oracle
 from veriformer.case import Case
 from veriformer.catalogue import all_laws
+from veriformer.declarations import Capabilities
+from veriformer.dialect import reference_call
 from veriformer.expect import Broken
 from veriformer.impls import numpy_plain
 from veriformer.law import find_laws
-from veriformer.reduce import TRIES, as_clear, candidates, simplicity, smallest, surprises
+from veriformer.reduce import TRIES, as_clear, candidates, simplicity, smallest, surprises, with_kept
 
 ORACLE = "attention/equals-the-reference"
 MINIMAL: dict[str, dict[str, int]] = {
@@ -112,3 +114,88 @@ def test_empty_rows_are_not_brought_in() -> None:
 def test_numbers_are_simpler_in_the_order_people_find_them_so() -> None:
     order = [0.0, 1.0, -1.0, 2.0, 3.0, 100.0, 17.0, 0.3, np.nan]
     assert sorted(order, key=simplicity) == order[:-1] + [order[-1]]
+
+
+def some(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape)).reshape(shape) % 5 - 2.0
+
+
+NEW_CASES = [
+    Case("rms_norm", {"x": some(2, 3, 4), "weight": some(4)}),
+    Case("feed_forward", {"x": some(2, 3, 4), "w1": some(4, 5), "b1": some(5), "w2": some(5, 4), "b2": some(4)}),
+    Case("rotary_embedding", {"x": some(2, 3, 4), "positions": np.array([0, 3, 1])}),
+    Case("embedding", {"ids": np.array([[1, 2, 0]]), "table": some(3, 2)}),
+    Case("dropout", {"x": some(2, 3), "uniform": (some(2, 3) + 2) / 5}, {"rate": 0.5}),
+    Case("sinusoidal_positions", {}, {"length": 5, "width": 4, "offset": 2}),
+    Case("alibi_bias", {}, {"heads": 3, "query_length": 2, "key_length": 4}),
+    Case(
+        "varlen_attention",
+        {
+            "q": some(5, 4, 3),
+            "k": some(7, 2, 3),
+            "v": some(7, 2, 2),
+            "q_offsets": np.array([0, 2, 5]),
+            "k_offsets": np.array([0, 3, 7]),
+        },
+    ),
+    Case(
+        "cached_attention",
+        {
+            "q": some(2, 4, 2, 3),
+            "k_new": some(2, 2, 2, 3),
+            "v_new": some(2, 2, 2, 2),
+            "k_cache": some(2, 2, 6, 3),
+            "v_cache": some(2, 2, 6, 2),
+            "lengths": np.array([1, 3]),
+        },
+    ),
+    Case(
+        "multi_head_attention",
+        {
+            "x": some(2, 3, 6),
+            "memory": some(2, 4, 6),
+            "mask": np.ones((2, 1, 3, 4), bool),
+            "params.wq": some(6, 12),
+            "params.wk": some(6, 6),
+            "params.wv": some(6, 4),
+            "params.wo": some(8, 6),
+            "params.bq": some(12),
+        },
+        {"heads": 4},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", NEW_CASES, ids=lambda case: case.operation)
+def test_candidates_of_the_other_operations_suit_the_reference(case: Case) -> None:
+    found = [one for (one,) in list(candidates((case,)))[:80]]
+    kept = 0
+    for one in found:
+        try:
+            result = reference_call(one.operation, Capabilities(), one.arrays, one.keywords)
+        except (ValueError, KeyError, IndexError):
+            continue
+        results = result if isinstance(result, tuple) else (result,)
+        assert tuple(np.shape(r) for r in results) == oracle.shapes(one), one.describe()
+        kept += 1
+    assert kept >= 5 and 2 * kept >= len(found), f"{kept} of {len(found)}"
+
+
+@pytest.mark.parametrize(
+    ("case", "label", "wanted"),
+    [
+        (NEW_CASES[9], "R", {"H": 2, "G": 2, "heads": 2}),
+        (NEW_CASES[9], "G", {"H": 2, "G": 1, "heads": 2}),
+        (NEW_CASES[9], "d", {"d": 1, "H": 4}),
+        (NEW_CASES[9], "Dv", {"Dv": 1}),
+        (NEW_CASES[7], "B", {"B": 1, "Nq": 2, "Nk": 3}),
+        (NEW_CASES[7], "Nk", {"B": 2, "Nq": 5, "Nk": 1}),
+        (NEW_CASES[8], "B", {"B": 1, "N": 1}),
+    ],
+)
+def test_one_index_of_an_axis_is_kept_everywhere(case: Case, label: str, wanted: dict[str, int]) -> None:
+    small = with_kept(case, label, np.arange(1))
+    sizes = small.sizes() | dict(small.keywords)
+    assert wanted.items() <= sizes.items()
+    result = reference_call(small.operation, Capabilities(), small.arrays, small.keywords)
+    assert np.shape(result[0] if isinstance(result, tuple) else result) == oracle.shapes(small)[0]

@@ -54,7 +54,7 @@ def test_a_vjp_without_its_operation_is_a_usage_error() -> None:
 
 def test_a_module_and_a_bare_function_bring_their_vjp(tmp_path: Any, monkeypatch: Any) -> None:
     (tmp_path / "ops_with_vjp.py").write_text(
-        "import numpy as np\n\n\ndef softmax(x):\n    return x\n\n\ndef softmax_vjp(cotangent, x):\n    return (cotangent,)\n"
+        "def softmax(x):\n    return x\n\n\ndef softmax_vjp(cotangent, x):\n    return (cotangent,)\n"
     )
     monkeypatch.chdir(tmp_path)
     for target in ("ops_with_vjp.py", "softmax=ops_with_vjp.py:softmax"):
