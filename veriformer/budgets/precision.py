@@ -34,8 +34,13 @@ class Precision:
     functions (always float64 for float64 storage). intermediate: dtype in which values between two
     steps may be stored; "storage" is the unfused computation, "float32" the fused one.
     rounds_probabilities: attention weights may be rounded to storage before they meet the values.
+    recomputes_probabilities: the backward may recompute attention weights as exp(s - lse), which does not
+    make them sum to 1, and the mean of their gradient from the output.
+    saved_statistics: dtype in which a norm keeps mean and deviation for its backward, or "storage".
     float64 is counted twice, because the reference is a float64 computation too.
-    growth: "worst" counts n units of roundoff for a sum of n terms, "typical" counts sqrt(n).
+    growth: "worst" counts n units of roundoff for a sum of n terms, and adds up errors. "typical" is
+    the standard deviation instead: sqrt(n) units, errors added as roots of sums of squares, and u/sqrt(3)
+    for a rounding to nearest, uniform up to u. It fits dense random data only.
     Source: Higham 2002 (Accuracy and Stability of Numerical Algorithms), section 3.1, for n;
     Higham, Mary 2019 (A new approach to probabilistic rounding error analysis) for sqrt(n).
     Raises ValueError for an unknown dtype or growth.
@@ -46,6 +51,8 @@ class Precision:
     intermediate: str = "storage"
     rounds_probabilities: bool = True
     growth: str = "worst"
+    saved_statistics: str = "float32"
+    recomputes_probabilities: bool = True
 
     def __post_init__(self) -> None:
         dtypes = tuple(_ROUNDOFF)
@@ -53,6 +60,7 @@ class Precision:
             "storage": dtypes,
             "accumulate": (*dtypes, "storage"),
             "intermediate": (*dtypes, "storage"),
+            "saved_statistics": (*dtypes, "storage"),
             "growth": ("worst", "typical"),
         }
         for name, allowed in choices.items():
@@ -68,6 +76,8 @@ class Precision:
             intermediate=capabilities.at("intermediate", dtype),
             rounds_probabilities=capabilities.at("rounds_probabilities", dtype),
             growth=growth,
+            saved_statistics=capabilities.at("saved_statistics", dtype),
+            recomputes_probabilities=capabilities.at("recomputes_probabilities", dtype),
         )
 
     @cached_property
@@ -84,7 +94,7 @@ class Precision:
     @cached_property
     def u_out(self) -> float:
         """Unit roundoff of results."""
-        return _ROUNDOFF[self.storage]
+        return self._nearest(self.storage)
 
     @cached_property
     def u_acc(self) -> float:
@@ -94,7 +104,7 @@ class Precision:
     @cached_property
     def u_mid(self) -> float:
         """Unit roundoff of values stored between two steps."""
-        return _ROUNDOFF[self._intermediate]
+        return self._nearest(self._intermediate)
 
     @cached_property
     def unfused(self) -> bool:
@@ -110,6 +120,12 @@ class Precision:
     def u_probability(self) -> float:
         """Unit roundoff of attention weights where they meet the values; 0 if they stay in the accumulator."""
         return max(self.u_out if self.rounds_probabilities else 0.0, self.u_store)
+
+    @cached_property
+    def u_statistics(self) -> float:
+        """Unit roundoff of a norm's statistics as its backward finds them; 0 if they stay in the accumulator."""
+        saved = self.storage if self.saved_statistics == "storage" else self.saved_statistics
+        return _ROUNDOFF[saved] if self.storage != "float64" and _ROUNDOFF[saved] > self.u_acc else 0.0
 
     @cached_property
     def e(self) -> float:
@@ -159,7 +175,7 @@ class Precision:
     @cached_property
     def u_beside(self) -> float:
         """Unit roundoff of such a statistic."""
-        return _ROUNDOFF[self.beside]
+        return self._nearest(self.beside)
 
     @cached_property
     def eta_beside(self) -> float:
@@ -167,10 +183,14 @@ class Precision:
         return _UNDERFLOW[self.beside]
 
     def g(self, n: Any) -> Any:
-        """Growth of the error of a sum of n terms, in units of u_acc; n is a number or an array."""
+        """Size of n roundings together, such as those of a sum of n terms, in units of one; n is a number or an array."""
         return n if self.growth == "worst" else n**0.5
 
+    def _nearest(self, dtype: str) -> float:
+        """Size of one rounding to nearest."""
+        return _ROUNDOFF[dtype] if self.growth == "worst" else _ROUNDOFF[dtype] / 3**0.5
+
     def product(self, a: Any, b: Any) -> Any:
-        """What errors of sizes a[…,m,n] and b[n,k] >= 0 make of the matrix product: their product, typically its root
-        mean square."""
+        """Size of Σ_j a_ij b_jk for errors of size a[…,m,n] and factors of size b[…,n,k]: |a| |b|, or the root of
+        the sum of squares."""
         return a @ b if self.growth == "worst" else np.sqrt((a * a) @ (b * b))
