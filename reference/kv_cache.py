@@ -61,7 +61,7 @@ def _append(blocks: list[Any], table: list[int], n: int, new: Any) -> Any:
         return new
     old = xp.concat([blocks[block] for block in table], axis=1)
     rows = xp.concat([old[:, :n, :], new, old[:, n + m :, :]], axis=1)
-    for place, block in list(enumerate(table))[n // size :]:
+    for place, block in enumerate(table):
         blocks[block] = rows[:, place * size : (place + 1) * size, :]
     return rows[:, : n + m, :]
 
