@@ -167,3 +167,19 @@ def test_returns_says_where_the_results_are() -> None:
     assert pick_results(one, []) is None
     with pytest.raises(UsageError, match="--returns out does not name 'lse'"):
         pick_results(both, ["out"])
+
+
+def test_a_composite_may_be_a_factory_that_gets_the_weights_first() -> None:
+    plan = plan_call(function_with("params, *, heads, mask=None"), "multi_head_attention")
+    assert plan.factory and plan.accepts == {"heads", "mask"}
+    assert not plan_call(function_with("x, memory, params, heads"), "multi_head_attention").factory
+
+
+def test_what_a_factory_makes_is_called_with_the_arrays() -> None:
+    def make(params: dict[str, np.ndarray], *, heads: int) -> Any:
+        return lambda x, memory: (x + memory[:, :1]) @ params["wq"] * heads
+
+    loaded = load_functions({"multi_head_attention": make}, Options(framework="numpy"))
+    arrays = {"x": np.ones((1, 2, 1)), "memory": np.ones((1, 3, 1)), "params.wq": np.full((1, 1), 3.0)}
+    outcome = loaded.boundaries["multi_head_attention"].cross(Request(arrays, {"heads": 2}, "float32"))
+    assert outcome.kind == "ok" and (outcome.results[0] == 12).all()

@@ -153,7 +153,7 @@ class Boundary:
     def _call(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Outcome:
         try:
             with quiet():
-                returned = self.function(*positional, **named)
+                returned = self._returned(positional, named)
                 results = self._results(returned)
                 gradients = {}
                 if request.gradient is not None:
@@ -170,6 +170,12 @@ class Boundary:
             return self._read(request, results, natives, gradients)
         except Exception as error:
             return Outcome("type", f"the result cannot be read: {describe_error(error)}")
+
+    def _returned(self, positional: list[Any], named: dict[str, Any]) -> Any:
+        """What the function returns, or what the composite returns that it makes of the weights."""
+        if self.plan.factory:
+            return self.function(positional[-1], **named)(*positional[:-1])
+        return self.function(*positional, **named)
 
     def _results(self, returned: Any) -> list[Any]:
         """The results in our order. Raises WrongType where something else came."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,8 @@ class CallPlan:
     keywords: our word -> the parameter's name. grouped: the name of the flag for grouped heads.
     pick: where the results sit in a returned tuple, or None for a bare array. left: parameters that
     keep their own defaults. always: our words that are given in every call, since the function has
-    no default for them, or one that decides nothing (None).
+    no default for them, or one that decides nothing (None). factory: the function makes a composite
+    from its weights, make(params, **keywords), and what it returns takes the arrays.
     """
 
     operation: str
@@ -66,6 +67,7 @@ class CallPlan:
     pick: tuple[int, ...] | None = None
     left: tuple[str, ...] = ()
     always: tuple[str, ...] = ()
+    factory: bool = False
 
     @property
     def accepts(self) -> frozenset[str]:
@@ -120,8 +122,10 @@ def plan_call(
 
 def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick: tuple[int, ...] | None) -> CallPlan:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    count = len(table.positional)
-    _check_order(table, parameters, positional)
+    factory = bool(table.params and positional and positional[0].name == "params")
+    count = 1 if factory else len(table.positional)
+    if not factory:
+        _check_order(table, parameters, positional)
     if len(positional) < count and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise UsageError(
             f"{table.name}: the function takes {len(positional)} positional arguments "
@@ -142,7 +146,7 @@ def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick:
             )
     bare = [p.name for p in rest if p.default is p.empty]
     open_ended = [p.name for p in rest if p.default is None]
-    return _plan(table, named, left, pick, bare, open_ended)
+    return replace(_plan(table, named, left, pick, bare, open_ended), factory=factory)
 
 
 def _check_order(table: Operation, parameters: list[inspect.Parameter], positional: list[inspect.Parameter]) -> None:

@@ -155,6 +155,10 @@ class Body:
         """The call itself, its results put into our order."""
         plan = self.implementation.description.plans[call.operation]
         text = f"{call.operation}({', '.join(self.given(call, number))})"
+        if plan.factory:
+            inputs = [variable(name, number) for name in OPERATIONS[call.operation].arrays]
+            rest = self.given(call, number)[len(inputs) :]
+            text = f"{call.operation}({', '.join(rest)})({', '.join(inputs)})"
         if plan.pick is not None:
             return f"results{number} = [{text}[i] for i in {list(plan.pick)}]"
         several = len(OPERATIONS[call.operation].results) > 1
