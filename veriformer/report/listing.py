@@ -6,8 +6,8 @@ from veriformer.calling import ALIASES, UsageError, nearest, signature_of
 from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import Capabilities
 from veriformer.law import Law
-from veriformer.operations import OPERATIONS
-from veriformer.report.terminal import console_for, two_columns
+from veriformer.operations import OPERATIONS, PARAMS
+from veriformer.report.terminal import NAMES, console_for, two_columns
 from veriformer.targets import registered_names
 
 
@@ -65,8 +65,14 @@ def list_everything() -> int:
     console.print("[bold]operations[/]")
     rows = []
     for name, table in OPERATIONS.items():
-        rows.append((f"  {name}", f"{signature_of(table, shapes=True)}\n{table.meaning}"))
-    two_columns(console, rows, 24)
+        weights = [f"{word.removeprefix(PARAMS)}[{', '.join(axes.split())}]" for word, axes in table.params.items()]
+        lines = [
+            signature_of(table, shapes=True),
+            table.meaning,
+            *(["params: " + ", ".join(weights)] if weights else []),
+        ]
+        rows.append((f"  {name}", "\n".join(lines)))
+    two_columns(console, rows, NAMES + 2)
     console.print("\n[bold]registered implementations[/]\n  " + ", ".join(registered_names()))
     console.print("\n[bold]names that are understood[/]")
     two_columns(console, [(f"  {ours}", ", ".join(names)) for ours, names in ALIASES.items()], 20)

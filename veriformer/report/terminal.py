@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +22,8 @@ from veriformer.subject import Implementation
 
 BLOCKS = 3
 """Failures shown in full for one operation of one implementation; the rest are named."""
+NAMES = max(map(len, OPERATIONS))
+"""Width of the longest operation's name."""
 WORDS = {"pass": "ok", "not_provided": "-", "incomplete": "open", "undetermined": "open", "suite_error": "SUITE"}
 COLOURS = {"pass": "green", "xfail": "yellow", "not_provided": "dim", "blocked": "dim", "not_run": "yellow"}
 
@@ -59,7 +61,7 @@ def header(console: Console, report: Report) -> None:
     for implementation in report.implementations:
         first, *lines = implementation_lines(implementation)
         console.print(Text(first), soft_wrap=True)
-        two_columns(console, [tuple(line.split(": ", 1)) for line in lines], 20)  # type: ignore[misc]
+        two_columns(console, [tuple(line.split(": ", 1)) for line in lines], NAMES + 2)  # type: ignore[misc]
     console.print()
 
 
@@ -91,7 +93,9 @@ def implementation_lines(implementation: Implementation) -> Iterable[str]:
 
 
 def show(value: Any) -> str:
-    """A capability's value as it is written on the command line."""
+    """A capability's value as it is written on the command line, or by dtype."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}:{one}" for key, one in value.items())
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
