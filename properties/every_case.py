@@ -11,8 +11,37 @@ from hypothesis import strategies as st
 
 from veriformer.case import Case
 from veriformer.law import Domain, Recipe
+from veriformer.operations import OPERATIONS
 from veriformer.properties.attention_cases import attention_cases
+from veriformer.properties.attention_family_cases import (
+    cached_attention_cases,
+    multi_head_attention_cases,
+    plain_cached_attention,
+    plain_multi_head_attention,
+    plain_varlen_attention,
+    varlen_attention_cases,
+)
 from veriformer.properties.cases import TEMPERATURES, few, layer_norm_cases, plain_attention, plain_rows, softmax_cases
+from veriformer.properties.position_cases import (
+    alibi_bias_cases,
+    plain_alibi_bias,
+    plain_rotary_embedding,
+    plain_sinusoidal_positions,
+    rotary_embedding_cases,
+    sinusoidal_positions_cases,
+)
+from veriformer.properties.rows_cases import (
+    dropout_cases,
+    elementwise_cases,
+    embedding_cases,
+    feed_forward_cases,
+    plain_dropout,
+    plain_elementwise,
+    plain_embedding,
+    plain_feed_forward,
+    plain_rms_norm,
+    rms_norm_cases,
+)
 
 _softmax = functools.partial(softmax_cases, axes=True, temperatures=TEMPERATURES)
 
@@ -21,8 +50,20 @@ GENERAL: dict[str, Callable[..., Recipe]] = {
     "log_softmax": _softmax,
     "logsumexp": _softmax,
     "layer_norm": layer_norm_cases,
+    "rms_norm": rms_norm_cases,
+    "gelu": elementwise_cases,
+    "relu": elementwise_cases,
+    "feed_forward": feed_forward_cases,
+    "sinusoidal_positions": sinusoidal_positions_cases,
+    "rotary_embedding": rotary_embedding_cases,
+    "alibi_bias": alibi_bias_cases,
     "attention": attention_cases,
     "attention_with_lse": attention_cases,
+    "varlen_attention": varlen_attention_cases,
+    "cached_attention": cached_attention_cases,
+    "multi_head_attention": multi_head_attention_cases,
+    "dropout": dropout_cases,
+    "embedding": embedding_cases,
 }
 """What makes the cases of each operation."""
 
@@ -31,13 +72,27 @@ PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
     "log_softmax": plain_rows,
     "logsumexp": plain_rows,
     "layer_norm": plain_rows,
+    "rms_norm": plain_rms_norm,
+    "gelu": plain_elementwise,
+    "relu": plain_elementwise,
+    "feed_forward": plain_feed_forward,
+    "sinusoidal_positions": plain_sinusoidal_positions,
+    "rotary_embedding": plain_rotary_embedding,
+    "alibi_bias": plain_alibi_bias,
     "attention": plain_attention,
     "attention_with_lse": plain_attention,
+    "varlen_attention": plain_varlen_attention,
+    "cached_attention": plain_cached_attention,
+    "multi_head_attention": plain_multi_head_attention,
+    "dropout": plain_dropout,
+    "embedding": plain_embedding,
 }
 """Two or three of the most ordinary cases of each operation."""
 
 EVERY = tuple(GENERAL)
-"""The operations in the order of the table."""
+"""All operations."""
+WITH_ARRAYS = tuple(name for name in EVERY if OPERATIONS[name].arrays)
+"""Those that are given arrays."""
 
 
 def any_cases(**wishes: Any) -> Recipe:

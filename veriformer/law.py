@@ -47,7 +47,9 @@ class Domain:
         return cls(operation, dtype, plan.accepts, capabilities, **rest)
 
     def admitted(self, layouts: Sequence[str]) -> tuple[str, ...]:
-        """Those of some memory layouts that the implementation accepts."""
+        """Those of some memory layouts that the implementation accepts; one that is written to has no stride of 0."""
+        if self.capabilities.cache_in_place:
+            layouts = [layout for layout in layouts if layout != "expanded"]
         if self.capabilities.strides == "any":
             return tuple(layouts)
         return tuple(layout for layout in layouts if layout in ("contiguous", "offset"))
