@@ -1,11 +1,19 @@
 """Implementations under test, one self-contained file each; none is exempt from the laws."""
 
-NUMPY = ("veriformer.impls.numpy_plain", "veriformer.impls.numpy_blocked", "veriformer.impls.numpy_attention")
+NUMPY = (
+    "veriformer.impls.numpy_plain",
+    "veriformer.impls.numpy_blocked",
+    "veriformer.impls.numpy_attention",
+    "veriformer.impls.numpy_rows",
+    "veriformer.impls.numpy_positions",
+)
 """Modules behind the registered name `numpy`."""
 TORCH = (
     "veriformer.impls.torch_functional",
     "veriformer.impls.torch_sdpa",
     "veriformer.impls.torch_attention",
     "veriformer.impls.torch_nn",
+    "veriformer.impls.torch_rows",
+    "veriformer.impls.torch_positions",
 )
 """Modules behind the registered name `torch`."""

@@ -1,0 +1,143 @@
+"""Gradients of what works on each row by itself: they exist, are finite, and keep to their rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from veriformer.case import Case
+from veriformer.expect import expect, expect_close, expect_finite, expect_same, listed
+from veriformer.law import law
+from veriformer.properties.attention_cases import PICKS
+from veriformer.properties.cotangents import cotangent_of, differentiable
+from veriformer.properties.every_case import by_operation
+from veriformer.properties.rows import uneven, with_other_rows_changed
+from veriformer.properties.rows_cases import (
+    dropout_cases,
+    elementwise_cases,
+    embedding_cases,
+    feed_forward_cases,
+    rms_norm_cases,
+)
+from veriformer.subject import Subject
+
+NEW = ("rms_norm", "gelu", "relu", "feed_forward", "dropout", "embedding")
+WITH_WEIGHTS = ("layer_norm", "rms_norm", "feed_forward")
+BOTH_LAYOUTS = ("contiguous", "transposed")
+
+
+@law(
+    NEW,
+    case=by_operation(
+        {
+            "rms_norm": rms_norm_cases(layouts=BOTH_LAYOUTS),
+            "gelu": elementwise_cases(layouts=BOTH_LAYOUTS),
+            "relu": elementwise_cases(layouts=BOTH_LAYOUTS),
+            "feed_forward": feed_forward_cases(layouts=BOTH_LAYOUTS),
+            "dropout": dropout_cases(rates=(0.5, 0.25), layouts=BOTH_LAYOUTS),
+            "embedding": embedding_cases(layouts=BOTH_LAYOUTS),
+        }
+    ),
+    kind="gradient",
+    needs={"gradients"},
+    source="R17, B026, B027",
+    relative=False,
+    kills=("rows_vjp.py:rms_norm_weight_has_no_gradient", "rows_gradient.py:rms_norm_contiguous_has_no_backward"),
+)
+def gradient_exists(subject: Subject, case: Case) -> None:
+    """Every array of numbers that has an influence gets a gradient of its own shape."""
+    names = tuple(name for name in differentiable(case) if name != "uniform")
+    for name, gradient in subject.gradients(case, names, uneven(case)).items():
+        expect(gradient is not None, "no gradient", f"no gradient reached {name}, wanted one")
+        same = gradient.shape == case[name].shape
+        expect(same, "shape", f"the gradient of {name} has shape {gradient.shape}, wanted {case[name].shape}")
+
+
+@law(
+    NEW,
+    case=by_operation({}),
+    kind="gradient",
+    needs={"gradients"},
+    source="R18",
+    relative=False,
+    kills=("rows_gradient.py:rms_norm_root_of_zero", "rows_gradient.py:gelu_slope_overflows"),
+)
+def gradient_is_finite(subject: Subject, case: Case) -> None:
+    """Gradients are finite, for rows of zeros and far from 0 as well."""
+    case = with_a_row_of_zeros(case) if case.operation == "rms_norm" else case
+    for name, gradient in subject.gradients(case, differentiable(case), uneven(case)).items():
+        if gradient is not None:
+            expect_finite(gradient, what=f"the gradient of {name}")
+
+
+def with_a_row_of_zeros(case: Case) -> Case:
+    """The case with its first row 0, and an eps no smaller than usual, so that 1/sqrt(eps) is moderate."""
+    x = case["x"].copy()
+    x[(0,) * (x.ndim - 1)] = 0.0
+    return case.with_arrays(x=x).with_keywords(eps=max(case["eps"], 1e-6))
+
+
+@law(
+    WITH_WEIGHTS,
+    case=by_operation({}, rows=2),
+    pick=PICKS,
+    kind="gradient",
+    needs={"gradients", "torch"},
+    source="P20, R02, B057",
+    changes=("leak",),
+    kills=("rows_vjp.py:layer_norm_first_cotangent_for_all", "rows_gradient.py:ffn_first_cotangent_for_all"),
+)
+def gradient_of_a_row_is_its_own(subject: Subject, case: Case, pick: int) -> None:
+    """The gradient of a row of x depends on that row and its cotangent, not on the others."""
+    changed, kept = with_other_rows_changed(case)
+    cotangent = cotangent_of(case, pick)
+    other = np.where(kept[..., None], cotangent, 2 - cotangent[..., ::-1])
+    before, bounds = subject.gradients_with_bounds(case, ("x",), cotangent)
+    after = subject.gradients(changed, ("x",), other)
+    if before["x"] is None or after["x"] is None:
+        return
+    if subject.capabilities.leak == "exact":
+        expect_same(after["x"][kept], before["x"][kept], what="the gradient of x in an unchanged row is")
+    else:
+        expect_close(after["x"][kept], before["x"][kept], 2 * bounds["x"].allowed[kept], what="the gradient of x")
+
+
+@law(
+    WITH_WEIGHTS,
+    case=by_operation({}),
+    pick=PICKS,
+    kind="gradient",
+    needs={"gradients", "torch"},
+    source="R05, B019",
+    kills=(
+        "rows_vjp.py:layer_norm_rank_two_assumed",
+        "rows_vjp.py:rms_norm_rank_two_assumed",
+        "rows_gradient.py:rms_norm_rank_two_assumed",
+    ),
+)
+def rank_changes_no_gradient(subject: Subject, case: Case, pick: int) -> None:
+    """The leading axes may be cut in any way: every gradient stays as it is."""
+    width, names = case["x"].shape[-1], differentiable(case)
+    count = case["x"].size // width
+    cotangent = cotangent_of(case, pick)
+    first, bounds = subject.gradients_with_bounds(case, names, cotangent)
+    for shape in ((count, width), (1, count, 1, width), (2, -1, width))[: 3 - count % 2]:
+        cut = case.with_arrays(x=case["x"].reshape(shape))
+        for name, found in subject.gradients(cut, names, cotangent.reshape(shape)).items():
+            if found is not None and first[name] is not None:
+                allowed = 2 * bounds[name].allowed
+                expect_close(found.reshape(allowed.shape), first[name], allowed, what=f"the gradient of {name}")
+
+
+@law(
+    ("layer_norm", *NEW),
+    case=by_operation({}),
+    kind="hygiene",
+    needs={"gradients"},
+    source="R04, B025",
+    relative=False,
+    kills=("rows_vjp.py:layer_norm_input_overwritten", "rows_gradient.py:rms_norm_input_overwritten"),
+)
+def backward_leaves_inputs_untouched(subject: Subject, case: Case) -> None:
+    """The backward changes no bit of the inputs."""
+    changed = subject.outcome(case, differentiable(case), (uneven(case),)).changed
+    expect(not changed, "input changed", f"{listed(changed or '-')} changed in the backward, wanted it untouched")
