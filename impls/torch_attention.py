@@ -86,7 +86,8 @@ def varlen_nested(
     Source: the torch manual, torch.nested.nested_tensor_from_jagged.
     """
     pairs = ((q, q_offsets), (k, k_offsets), (v, k_offsets))
-    nested = [torch.nested.nested_tensor_from_jagged(rows, offsets).transpose(1, 2) for rows, offsets in pairs]
+    packed = [(rows.clone(memory_format=torch.contiguous_format), offsets) for rows, offsets in pairs]
+    nested = [torch.nested.nested_tensor_from_jagged(*pair).transpose(1, 2) for pair in packed]
     return F.scaled_dot_product_attention(*nested, scale=scale).transpose(1, 2).values()
 
 
