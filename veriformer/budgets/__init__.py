@@ -2,7 +2,7 @@
 
 Derived from the inputs, the operation and a `Precision`; no rtol, no atol.
 Reading order: precision, bound, softmax, normalization, activations, positions, selection, logits,
-attention, packed.
+attention, packed, claims.
 """
 
 from veriformer.budgets.activations import feed_forward, gelu, relu

@@ -33,7 +33,7 @@ def gelu(x: Array, *, form: str = "erf", precision: Precision) -> Bound:
     p = precision
     size = np.abs(value)
     terms = {
-        "cancellation": C_GELU * p.u_acc * np.abs(x),
+        "cancellation": p.g(C_GELU) * p.u_acc * np.abs(x),
         "storage": p.u_store * size + (p.eta_mid if p.unfused else 0.0),
         "output": p.u_out * size + p.eta,
     }
@@ -86,7 +86,7 @@ def _affine_error(x: Array, w: Array, b: Array, product: Array, p: Precision) ->
     """The error of x w + b, whose product is given, and the largest that a partial sum may be; x is of sizes, >= 0."""
     n, w, b = w.shape[0], np.abs(w), np.abs(b)
     size = x @ w + b
-    error = (p.g(n) + 1) * p.u_acc * (p.product(x, w) + b) + n * p.eta_acc
+    error = p.g(n + 1) * p.u_acc * (p.product(x, w) + b) + n * p.eta_acc
     if p.unfused:
         error = error + p.u_mid * np.abs(product) + p.eta_mid
     return error, size

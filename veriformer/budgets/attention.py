@@ -129,20 +129,30 @@ def _out_bound(piece: _Piece, p: Precision) -> Bound:
     with np.errstate(all="ignore"):
         weights, log_weights, x = logits.weights
         v_size, out_size = np.abs(v), np.abs(out)
-        size = weights @ v_size + out_size
+        size = p.product(weights, v_size) + out_size
         seen = logits.visible.astype(np.float64) @ v_size + logits.n * out_size
         underflow = (2 if p.unfused else 1) * p.eta_probability
         terms = {
-            "logits": _moved(out, v, weights, log_weights, x, logits.visible),
-            "sums": ((p.g(logits.n) + C) * p.u_acc) * size,
-            "probabilities": p.u_probability * size,
+            "logits": _moved(out, v, weights, log_weights, x, logits.visible, p),
+            "sums": (p.g(logits.n + C) * p.u_acc) * size,
+            "probabilities": p.u_probability * _weighed(weights, v_size, out_size, p),
             "underflow": underflow * seen + p.eta_acc * logits.n,
             "output": p.u_out * out_size + p.eta,
         }
     return _bound(out, terms, piece.logits.n > 0, logits.overflow[..., None])
 
 
-def _moved(out: Array, v: Array, weights: Array, log_weights: Array, x: Array, visible: Array) -> Array:
+def _weighed(weights: Array, v: Array, out: Array, p: Precision) -> Array:
+    """What one relative error in each weight makes of the average, and, through the normaliser, of all of it.
+
+    Unless the normaliser itself is stored, its share averages out too.
+    """
+    shared = out if p.growth == "worst" or p.unfused else out * np.sqrt((weights * weights).sum(-1, keepdims=True))
+    weighed: Array = p.product(weights, v) + shared
+    return weighed
+
+
+def _moved(out: Array, v: Array, weights: Array, log_weights: Array, x: Array, visible: Array, p: Precision) -> Array:
     """How far wrong logits move the average: Σ p_j expm1(x_j) |v_j - out| / Σ p_j exp(-x_j)."""
     raised = weights * np.expm1(x)
     large = x.max(initial=0.0) > 0.5
@@ -151,7 +161,7 @@ def _moved(out: Array, v: Array, weights: Array, log_weights: Array, x: Array, v
         raised = np.where(x > 0.5, np.exp(np.minimum(log_weights + x, 300.0)), raised)
     raised = raised / np.maximum((weights * np.exp(-x)).sum(axis=-1, keepdims=True), 1e-150)
     distance = np.abs(v[:, :, None] - out[:, :, :, None])
-    moved: Array = (raised[..., None, :] @ distance)[..., 0, :]
+    moved: Array = p.product(raised[..., None, :], distance)[..., 0, :]
     if large:
         # Whatever the weights become, the average stays between the values.
         seen = visible[..., None]
@@ -169,10 +179,10 @@ def _lse_bound(piece: _Piece, p: Precision) -> Bound:
         peak = np.where(logits.visible, logits.value, -np.inf).max(axis=-1, initial=-np.inf)
         log_sum, size = lse - peak, np.abs(lse)
         terms = {
-            "logits": log_mean_exp(weights, log_weights, x, -1)[..., 0],
-            "sums": (p.g(logits.n[..., 0]) + C + C * (log_sum + size)) * p.u_acc,
+            "logits": log_mean_exp(weights, log_weights, x, -1, p)[..., 0],
+            "sums": (p.g(logits.n[..., 0] + C) + p.g(C) * (log_sum + size)) * p.u_acc,
             # The normaliser may be summed from the very weights that are rounded for the product with v.
-            "storage": p.u_store * (C * log_sum + size) + p.u_probability,
+            "storage": p.u_store * (p.g(C) * log_sum + size) + p.u_probability,
             "output": p.u_beside * size + p.eta_beside,
         }
     return _bound(lse, terms, logits.n[..., 0] > 0, logits.overflow)

@@ -58,7 +58,7 @@ class Logits:
         Admits base 2, and the sink as a factor sigmoid(lse - sink) afterwards.
         """
         column = np.broadcast_to(sink[:, None, None], (*self.value.shape[:3], 1))
-        error = C * self.precision.u_acc * (np.abs(column) + np.abs(lse)[..., None])
+        error = self.precision.g(C) * self.precision.u_acc * (np.abs(column) + np.abs(lse)[..., None])
         return Logits(
             np.concatenate([self.visible, np.broadcast_to(True, column.shape)], axis=-1),
             np.concatenate([self.value, column], axis=-1),
@@ -84,7 +84,7 @@ class Logits:
         # A row that sees anything has a total of at least 1, its largest term.
         total = np.maximum(e.sum(axis=-1, keepdims=True), 1.0)
         unit = max(p.u_acc, p.u_store)
-        x = np.where(self.visible, self.error + C * unit - (unit + 2 * p.u_acc) * t, 0.0)
+        x = np.where(self.visible, self.error + p.g(C) * unit - (unit + 2 * p.u_acc) * t, 0.0)
         return e / total, np.where(self.visible, t - np.log(total), -np.inf), x
 
 
@@ -107,11 +107,12 @@ def _scores(q: Array, k: Array, scale: float, visible: Array, p: Precision) -> t
     value = np.where(visible, scale * (q @ turned), 0.0)
     q_size, k_size = np.abs(q), np.abs(turned)
     size = np.where(visible, abs(scale) * (q_size @ k_size), 0.0)
-    error = (p.g(q.shape[3]) + C) * p.u_acc * size
+    spread = size if p.growth == "worst" else np.where(visible, abs(scale) * p.product(q_size, k_size), 0.0)
+    error = p.g(q.shape[3] + C) * p.u_acc * spread
     if p.unfused:
         lost = q_size.sum(axis=-1)[..., :, None] + k_size.sum(axis=-2)[..., None, :]
         lost = np.where(visible, p.eta_mid * max(1.0, abs(scale) ** 0.5) * lost, 0.0)
-        error = error + p.u_mid * (np.abs(value) + 2 * size) + lost
+        error = error + p.u_mid * (np.abs(value) + p.g(2) * spread) + lost
     if abs(scale) > 1:
         # Either side may carry the scale.
         highest = np.maximum(
@@ -127,4 +128,4 @@ def _capped(value: Array, error: Array, softcap: float, p: Precision) -> tuple[A
     capped = softcap * np.tanh(size / softcap)
     moved = capped - softcap * np.tanh((size - error) / softcap)
     underflow = (2 * softcap + 1) * p.eta_mid if p.unfused else 0.0
-    return np.copysign(capped, value), moved + C * (p.u_acc + p.u_store) * capped + underflow
+    return np.copysign(capped, value), moved + p.g(C) * (p.u_acc + p.u_store) * capped + underflow

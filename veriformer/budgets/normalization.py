@@ -49,9 +49,9 @@ def layer_norm(
         terms = {
             "mean": weight * (k * grown),
             "variance": scaled * (grown - 1),
-            "arithmetic": 2 * C * p.u_acc * scaled + p.u_acc * np.abs(bias),
+            "arithmetic": p.g(2 * C) * p.u_acc * scaled + p.u_acc * np.abs(bias),
             # Stored: x - mu, which also enters the variance, its product with 1/s, and that with weight.
-            "storage": C * p.u_store * scaled + (weight * (p.eta_mid * (1 + 1 / s)) if p.unfused else 0.0),
+            "storage": p.g(C) * p.u_store * scaled + (weight * (p.eta_mid * (1 + 1 / s)) if p.unfused else 0.0),
             "output": p.u_out * np.abs(value) + p.eta,
         }
         allowed = added(terms)
@@ -78,14 +78,14 @@ def rms_norm(x: Array, weight: Array, *, eps: float = 1e-6, weight_form: str = "
     with np.errstate(all="ignore"):
         total = (x * x).sum(axis=-1, keepdims=True)
         m = total / n
-        dm = (p.g(n) + C) * p.u_acc * m + p.u_acc * eps + 2 * p.eta_acc
+        dm = p.g(n + C) * p.u_acc * m + p.u_acc * eps + 2 * p.eta_acc
         # A row of zeros with eps = 0 is 0/0, which counts as 0.
         r = np.where(m == 0, 0.0, 1 - np.sqrt(np.maximum(1 - dm / (m + eps), 0.0)))
         size, gain = np.abs(value), np.abs(weight + 1 if weight_form == "one_plus" else weight)
         terms = {
             "squares": size * (1 / (1 - r) - 1),
-            "arithmetic": C * p.u_acc * size,
-            "storage": 3 * p.u_store * size + (p.eta_mid * gain * (1 + n**0.5) if p.unfused else 0.0),
+            "arithmetic": p.g(C) * p.u_acc * size,
+            "storage": p.g(3) * p.u_store * size + (p.eta_mid * gain * (1 + n**0.5) if p.unfused else 0.0),
             "output": p.u_out * size + p.eta,
         }
         terms = {name: np.where(value == 0, 0.0, term) for name, term in terms.items()}
@@ -106,7 +106,7 @@ def _statistics(x: Array, eps: float, epsilon: str, variance: str, p: Precision)
     v = (centred * centred).mean(axis=-1, keepdims=True) * correction
     m = p.u_acc * (p.g(n) * np.abs(x).mean(axis=-1, keepdims=True) + np.abs(mu))
     root, spread = np.sqrt(v), m * correction**0.5
-    dv = (p.g(n) + C) * p.u_acc * v + spread * root + spread * spread + p.eta_acc
+    dv = p.g(n + C) * p.u_acc * v + spread * root + spread * spread + p.eta_acc
     if epsilon == "inside":
         s = np.sqrt(v + eps)
         r = 1 - np.sqrt(np.maximum(1 - dv / (s * s), 0.0))

@@ -38,7 +38,7 @@ def sinusoidal_positions(length: int, width: int, *, offset: int = 0, precision:
     limit = 1 + np.abs(value)
     terms = {
         "angle": np.minimum(turned + moved, limit),
-        "arithmetic": np.full(value.shape, C * precision.u_acc),
+        "arithmetic": np.full(value.shape, precision.g(C) * precision.u_acc),
         "output": precision.u_out * np.abs(value) + precision.eta,
     }
     return Bound(value, np.minimum(added(terms), limit), terms)
@@ -68,7 +68,7 @@ def rotary_embedding(
     error = _angle_error(positions[:, None], exponent, base, p)
     x_size, both = np.abs(x), np.abs(x) + np.abs(x[..., partner])
     turned, moved = _turned(np.abs(value[..., partner]), value, error)
-    terms = {"angle": turned + moved, "arithmetic": C * p.u_acc * both, "output": p.u_out * np.abs(value)}
+    terms = {"angle": turned + moved, "arithmetic": p.g(C) * p.u_acc * both, "output": p.u_out * np.abs(value)}
     if p.unfused:
         theta = positions[:, None] * base**-exponent
         products = x_size * np.abs(np.cos(theta)) + x_size[..., partner] * np.abs(np.sin(theta))
@@ -93,7 +93,7 @@ def alibi_bias(heads: int, query_length: int, key_length: int, *, form: str = "s
     lower = 1 << (max(heads, 1).bit_length() - 1)
     # Past the lower power of two come the odd powers of the next ratio.
     powers = [h + 1 if h < lower else 2 * (h - lower) + 1 for h in range(heads)]
-    growth = (precision.g(np.asarray(powers, float)) + C)[:, None, None]
+    growth = (precision.g(np.asarray(powers, float) + C))[:, None, None]
     size = np.abs(value)
     terms = {
         "slope": growth * precision.u_acc * size,

@@ -133,6 +133,11 @@ class Precision:
         return max(self.u_acc, self.u_mid)
 
     @cached_property
+    def coarsest(self) -> float:
+        """Unit roundoff of the coarsest dtype that the computation may use anywhere."""
+        return max(_ROUNDOFF[dtype] for dtype in (self.storage, self.accumulator, self._intermediate))
+
+    @cached_property
     def eta(self) -> float:
         """Absolute error of a result by underflow."""
         return _UNDERFLOW[self.storage]
@@ -183,7 +188,7 @@ class Precision:
         return _UNDERFLOW[self.beside]
 
     def g(self, n: Any) -> Any:
-        """Size of n roundings together, such as those of a sum of n terms, in units of one; n is a number or an array."""
+        """Size of n roundings together, as in a sum of n terms, in units of one; n is a number or an array."""
         return n if self.growth == "worst" else n**0.5
 
     def _nearest(self, dtype: str) -> float:

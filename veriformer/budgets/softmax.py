@@ -33,7 +33,7 @@ def softmax(x: Array, *, axis: int = -1, temperature: float = 1.0, precision: Pr
     value = reference.softmax(x, axis=axis, temperature=temperature)
     with np.errstate(all="ignore"):
         row = _Row.of(x, axis, temperature, precision)
-        shared = row.shared + (precision.g(row.n) + C) * precision.u_acc
+        shared = row.shared + precision.g(row.n + C) * precision.u_acc
         total = row.d + shared
         error = value * np.expm1(total)
         if total.max(initial=0.0) > 0.5:
@@ -67,7 +67,7 @@ def log_softmax(x: Array, *, axis: int = -1, precision: Precision) -> Bound:
         unfused = 1.0 if p.unfused else 0.0
         terms = {
             "logits": row.d + p.e * np.abs(row.t),
-            "normaliser": row.shared + (p.g(row.n) + C) * p.u_acc + C * p.u_acc * row.log_sum + p.e * unfused,
+            "normaliser": row.shared + p.g(row.n + C) * p.u_acc + p.g(C) * p.u_acc * row.log_sum + p.e * unfused,
             "subtraction": p.e * (2 * row.log_sum + np.abs(row.peak + row.log_sum)),
             "output": p.u_out * np.abs(value) + p.eta,
         }
@@ -91,18 +91,21 @@ def logsumexp(x: Array, *, axis: int = -1, precision: Precision) -> Bound:
         unfused = 1.0 if p.unfused else 0.0
         terms = {
             "logits": np.squeeze(row.shared, axis),
-            "normaliser": np.squeeze((p.g(row.n) + C) * p.u_acc + p.e * (C * row.log_sum + unfused), axis),
+            "normaliser": np.squeeze(p.g(row.n + C) * p.u_acc + p.e * (p.g(C) * row.log_sum + unfused), axis),
             "output": p.u_out * np.abs(value) + p.eta,
         }
     return _bound(value, terms, value > -np.inf)
 
 
-def log_mean_exp(p: Array, log_p: Array, d: Array, axis: int) -> Array:
+def log_mean_exp(p: Array, log_p: Array, d: Array, axis: int, precision: Precision) -> Array:
     """log Σ p_j exp(d_j) along `axis`, which is kept: how far errors d move the normaliser of p at most.
 
     At least Σ p_j d_j, which it is for small d; log p takes over where a large d may raise a p that
-    underflows.
+    underflows. Typically the root of Σ (p_j d_j)².
     """
+    if precision.growth == "typical":
+        typical: Array = np.sqrt(((p * d) ** 2).sum(axis=axis, keepdims=True))
+        return typical
     if d.max(initial=0.0) <= 0.5:
         moved: Array = np.log1p((p * np.expm1(d)).sum(axis=axis, keepdims=True))
     else:
@@ -134,7 +137,7 @@ class _Row:
         log_sum = np.log(np.maximum(total, 1.0))
         d = _logit_error(t, peak, temperature, precision)
         log_p = np.where(visible, t - log_sum, -np.inf)
-        shared = log_mean_exp(e / np.maximum(total, 1.0), log_p, d, axis)
+        shared = log_mean_exp(e / np.maximum(total, 1.0), log_p, d, axis, precision)
         return cls(visible, visible.sum(axis=axis, keepdims=True), t, d, peak, log_sum, log_p, shared)
 
 
@@ -146,7 +149,7 @@ def _logit_error(t: Array, peak: Array, temperature: float, precision: Precision
     which moves all s by one factor, so t by that factor.
     """
     size = np.abs(t)
-    d: Array = (precision.e + 2 * precision.u_acc) * size + C * (precision.u_acc + precision.u_store)
+    d: Array = (precision.e + 2 * precision.u_acc) * size + precision.g(C) * (precision.u_acc + precision.u_store)
     if temperature not in (0.0, 1.0):
         top = peak / temperature
         d = d + precision.u_mid * (np.abs(t + top) + np.abs(top)) + 2 * precision.e * size
