@@ -2,21 +2,40 @@
 
 Array-API style: the same lines run on NumPy, torch and array-api-strict. Pure functions.
 Reading order: softmax, normalization, positions, attention, activations, feed_forward, embedding,
-dropout, layers, varlen, kv_cache; `loops` and `loops_layers` say the same again in scalar loops.
+dropout, layers, transformer, initialization, decoding, generation; for kernels, varlen and kv_cache.
+`loops`, `loops_layers` and `loops_models` say the same again in scalar loops.
 
 Take functions from here or from their file (`from veriformer.reference.attention import attention`).
 """
 
 from veriformer.reference.activations import gelu, relu
 from veriformer.reference.attention import attention, attention_with_lse, visible_keys
+from veriformer.reference.decoding import (
+    crop,
+    decoder_lm_step,
+    evict,
+    reorder,
+    transformer_encode,
+    transformer_step,
+)
 from veriformer.reference.dropout import dropout
 from veriformer.reference.embedding import embedding
 from veriformer.reference.feed_forward import feed_forward
+from veriformer.reference.generation import beam_search, generate, greedy, next_token_probabilities, sample
+from veriformer.reference.initialization import initial_decoder_lm, initial_layer, initial_transformer
 from veriformer.reference.kv_cache import cached_attention
-from veriformer.reference.layers import attend, encoder_layer, keys_values, multi_head_attention
+from veriformer.reference.layers import (
+    attend,
+    decoder_layer,
+    deep_norm,
+    encoder_layer,
+    keys_values,
+    multi_head_attention,
+)
 from veriformer.reference.normalization import layer_norm, rms_norm
 from veriformer.reference.positions import alibi_bias, rotary_embedding, sinusoidal_positions
 from veriformer.reference.softmax import log_softmax, logsumexp, softmax
+from veriformer.reference.transformer import decoder, decoder_lm, encoder, transformer
 from veriformer.reference.varlen import varlen_attention
 
 __all__ = [
@@ -24,22 +43,42 @@ __all__ = [
     "attend",
     "attention",
     "attention_with_lse",
+    "beam_search",
     "cached_attention",
+    "crop",
+    "decoder",
+    "decoder_layer",
+    "decoder_lm",
+    "decoder_lm_step",
+    "deep_norm",
     "dropout",
     "embedding",
+    "encoder",
     "encoder_layer",
+    "evict",
     "feed_forward",
     "gelu",
+    "generate",
+    "greedy",
+    "initial_decoder_lm",
+    "initial_layer",
+    "initial_transformer",
     "keys_values",
     "layer_norm",
     "log_softmax",
     "logsumexp",
     "multi_head_attention",
+    "next_token_probabilities",
     "relu",
+    "reorder",
     "rms_norm",
     "rotary_embedding",
+    "sample",
     "sinusoidal_positions",
     "softmax",
+    "transformer",
+    "transformer_encode",
+    "transformer_step",
     "varlen_attention",
     "visible_keys",
 ]
