@@ -1,8 +1,9 @@
-"""Positions in torch, as models write them: float32 tables, whatever the dtype of what is turned.
+"""Positions in torch, as models write them: float32 angles, whatever the dtype of what is turned.
 
 torch has none of the three as a function of its own. "positions" multiplies by tables of cosines and sines;
 "positions_complex" multiplies complex numbers made of neighbouring channels (declared: rotary_pairs =
-interleaved) and takes the distance for ALiBi (declared: alibi = distance).
+interleaved) and takes the distance for ALiBi (declared: alibi = distance). "positions_stored" keeps its tables,
+and multiplies, in the dtype of x.
 """
 
 from __future__ import annotations
@@ -88,6 +89,15 @@ def _rotary_as_product(x: Tensor, positions: Tensor, *, base: float = 10000.0) -
     return turned.flatten(-2).to(x.dtype)
 
 
+def _rotary_stored(x: Tensor, positions: Tensor, *, base: float = 10000.0) -> Tensor:
+    """Angles in float32 at least; sine, cosine and products in the dtype of x."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    angle = _angles(positions, x.shape[-1], base, kind)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x.unflatten(-1, (2, -1)).unbind(-2)
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-2).flatten(-2)
+
+
 def _alibi_by_distance(heads: int, query_length: int, key_length: int) -> Tensor:
     """-m |distance|, the slopes as powers of float32 ratios."""
     distance = (torch.arange(query_length)[:, None] + (key_length - query_length) - torch.arange(key_length)).abs()
@@ -108,6 +118,7 @@ VARIANTS = {
         "rotary_embedding": _rotary_as_product,
         "alibi_bias": _alibi_by_distance,
     },
+    "positions_stored": {"rotary_embedding": _rotary_stored},
 }
 CAPABILITIES = {
     "positions": {"rotary_embedding": Capabilities(intermediate=_WIDENED)},
