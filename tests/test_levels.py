@@ -79,7 +79,7 @@ def test_laws_of_one_id_in_two_files_are_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_words_that_a_law_needs_are_known() -> None:
     known = {word for table in OPERATIONS.values() for word in (*table.options, *table.keywords)}
-    known |= {"gradients", *Capabilities.__dataclass_fields__}
+    known |= {"gradients", "torch", *Capabilities.__dataclass_fields__}
     for one in all_laws():
         assert {word for words in one.needs for word in words.split(" or ")} <= known, one.id
         assert set(one.also) <= set(OPERATIONS) and set(one.changes) <= set(Capabilities.__dataclass_fields__), one.id

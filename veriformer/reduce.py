@@ -120,7 +120,8 @@ def simpler_keywords(case: Case) -> Iterator[Case]:
                         yield case.with_keywords(**{name: (*value[:i], smaller, *value[i + 1 :])})
         elif isinstance(value, (int, float)):
             for smaller in simpler_record(value):
-                yield case.with_keywords(**{name: smaller})
+                if smaller or name not in case.table.scalars:  # lengths are at least 1
+                    yield case.with_keywords(**{name: smaller})
 
 
 def smaller_sizes(case: Case) -> Iterator[Case]:
@@ -260,6 +261,8 @@ def simpler_numbers(case: Case) -> Iterator[Case]:
         for place in np.ndindex(array.shape):
             value = array[place]
             for simpler in simpler_values(value):
+                if array.dtype.kind == "i" and simpler < 0 <= value:
+                    continue  # an index or a length
                 changed = array.copy()
                 changed[place] = simpler
                 yield case.with_arrays(**{name: changed})
