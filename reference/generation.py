@@ -31,7 +31,7 @@ def next_token_probabilities(
 
     What stays is renormalised.
     Source: temperature: `softmax`; top-k: Fan, Lewis, Dauphin 2018 (Hierarchical Neural Story Generation),
-    section 5.4; top-p: Holtzman et al. 2019 (The Curious Case of Neural Text Degeneration), section 3.1; P117, P118.
+    section 5; top-p: Holtzman et al. 2019 (The Curious Case of Neural Text Degeneration), section 3.1; P117, P118.
     Edges: T = 0 is the limit; top_k >= V and top_p = 1 change nothing; -inf is never chosen.
     Raises ValueError for an empty vocabulary, temperature < 0, top_k < 1, top_p outside [0, 1].
     """

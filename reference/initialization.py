@@ -61,7 +61,9 @@ def initial_layer(
     """Parameters of an encoder_layer, or with `cross` of a decoder_layer; otherwise as `initial_decoder_lm`."""
     groups = groups or heads
     if heads < 1 or width % heads or heads % groups:
-        raise ValueError(f"initial_layer: heads: got {heads}, {groups} of keys; wanted divisors of width, {width}")
+        raise ValueError(
+            f"initial_layer: heads: got {heads}, {groups} of keys, wanted a divisor of width, {width}, and one of that"
+        )
     keys = width // heads * groups
     attention = {
         "wq": (width, width, 1.0),

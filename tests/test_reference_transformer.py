@@ -366,6 +366,26 @@ def test_the_gradient_of_a_tied_table_is_that_of_both_its_uses():
     close(table.grad, first.grad + second.grad)
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi"])
+def test_gradients_of_a_stack_of_parameters_equal_those_of_each(positions):
+    """The budgets differentiate the reference on many perturbed parameters at once."""
+    params, models = converted(torch.tensor, random_transformer(1)), converted(torch.tensor, random_lm(1))
+    ids, weights = torch.tensor(tokens(0, 1, 3)), torch.linspace(-1, 1, 3 * VOCABULARY, dtype=torch.float64)
+
+    def loss(table, wq):
+        layer = models["layers"][0] | {"attention": models["layers"][0]["attention"] | {"wq": wq}}
+        lm = decoder_lm(ids, models | {"embedding": table, "layers": [layer]}, heads=4, positions=positions)
+        both = params | {"target_embedding": table}
+        return ((lm + transformer(ids, ids, both, heads=4, positions=positions)).reshape(-1) * weights).sum()
+
+    generator = torch.Generator().manual_seed(0)
+    stacks = [torch.randn(3, *shape, dtype=torch.float64, generator=generator) for shape in ((VOCABULARY, 8), (8, 8))]
+    together = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)))(*stacks)
+    for i in range(3):
+        for got, wanted in zip(together, torch.func.grad(loss, argnums=(0, 1))(*(s[i] for s in stacks)), strict=True):
+            close(got[i], wanted)
+
+
 # golden numbers
 
 
