@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from veriformer.budgets import Bound
 from veriformer.case import Case
 from veriformer.expect import expect_close, expect_same
 from veriformer.law import choice, law
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.cotangents import cotangent_of
 from veriformer.properties.measured import expect_equal, measure
+from veriformer.properties.pairings import pairing
 from veriformer.properties.rows import expect_unmoved, with_other_rows_changed
 from veriformer.properties.rows_cases import FORWARD, feed_forward_cases
 from veriformer.subject import Subject
@@ -164,10 +168,10 @@ def open_units_are_linear(feed_forward: Subject, case: Case) -> None:
     expect_close(there.value + back.value, middle, there.allowed + back.allowed, what="the sum over x and -x")
 
 
-def euler(names: tuple[str, ...], case: Case, found: dict, bounds: dict) -> tuple[float, float]:
+def euler(names: tuple[str, ...], case: Case, found: dict[str, Any], bounds: dict[str, Bound]) -> tuple[Any, Any]:
     """The sum of <a, da> over some arrays, and its error."""
-    total = sum(float((case[name] * found[name]).sum()) for name in names)
-    return total, sum(float((np.abs(case[name]) * bounds[name].allowed).sum()) for name in names)
+    parts = [pairing(case[name], found[name], bounds[name].allowed) for name in names]
+    return sum(total for total, _ in parts), sum(error for _, error in parts)
 
 
 @law(
@@ -191,7 +195,7 @@ def second_layer_obeys_euler(feed_forward: Subject, case: Case, pick: int) -> No
     if all(found[name] is not None for name in names):
         y = measure(feed_forward, case)
         total, allowed = euler(names, case, found, bounds)
-        wanted, error = (cotangent * y.value).sum(), (np.abs(cotangent) * y.allowed).sum()
+        wanted, error = pairing(cotangent, y.value, y.allowed)
         expect_close(total, wanted, allowed + error, what="<w2, dw2> + <b2, db2>")
 
 
@@ -215,7 +219,7 @@ def first_layer_obeys_euler(feed_forward: Subject, case: Case, pick: int) -> Non
     found, bounds = feed_forward.gradients_with_bounds(case, names, cotangent)
     if all(found[name] is not None for name in names):
         y = measure(feed_forward, case)
-        wanted, error = (cotangent * (y.value - case["b2"])).sum(), (np.abs(cotangent) * y.allowed).sum()
+        wanted, error = pairing(cotangent, y.value - case["b2"], y.allowed)
         for pair in (("w1", "b1"), ("x", "b1")):
             total, allowed = euler(pair, case, found, bounds)
             expect_close(total, wanted, allowed + error, what=f"<{pair[0]}, d{pair[0]}> + <b1, db1>")

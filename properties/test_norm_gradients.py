@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from veriformer.budgets import Bound
 from veriformer.case import Case
 from veriformer.declarations import Capabilities
 from veriformer.expect import expect_close, expect_same
@@ -15,6 +14,7 @@ from veriformer.properties.cotangents import cotangent_of
 from veriformer.properties.every_case import dispatched
 from veriformer.properties.measured import measure
 from veriformer.properties.norm_statistics import deviation
+from veriformer.properties.pairings import pairing
 from veriformer.properties.rows_cases import gain_of, rms_norm_cases
 from veriformer.subject import Subject
 
@@ -46,11 +46,6 @@ def share_of_epsilon(case: Case, about: Capabilities) -> np.ndarray:
 def before_bias(case: Case, y: np.ndarray) -> np.ndarray:
     """The result less its bias."""
     return y - case["bias"] if case.operation == "layer_norm" else y
-
-
-def weighed(weights: np.ndarray, gradient: np.ndarray, bound: Bound, axes: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of weights times a gradient, and its error."""
-    return (weights * gradient).sum(axes), (np.abs(weights) * bound.allowed).sum(axes)
 
 
 @law(
@@ -94,10 +89,9 @@ def gradient_along_the_row_is_what_eps_leaves(norm: Subject, case: Case, pick: i
     if found["x"] is None:
         return
     y, share = measure(norm, case), share_of_epsilon(case, norm.capabilities)
-    got, allowed = weighed(centred(case), found["x"], bounds["x"], -1)
-    wanted = (cotangent * before_bias(case, y.value)).sum(-1) * share
-    allowed = allowed + (np.abs(cotangent) * y.allowed).sum(-1) * share
-    expect_close(got, wanted, allowed, what="<dx, x> in a row")
+    got, allowed = pairing(centred(case), found["x"], bounds["x"].allowed, -1)
+    wanted, error = pairing(cotangent, before_bias(case, y.value), y.allowed, -1)
+    expect_close(got, wanted * share, allowed + error * share, what="<dx, x> in a row")
 
 
 @law(
@@ -123,9 +117,9 @@ def weight_gradient_obeys_euler(norm: Subject, case: Case, pick: int) -> None:
         return
     y, gain = measure(norm, case), case["weight"]
     gain = gain_of(case, norm.capabilities) if case.operation == "rms_norm" else gain
-    got, allowed = weighed(gain, found["weight"], bounds["weight"], None)
-    wanted = (cotangent * before_bias(case, y.value)).sum()
-    expect_close(got, wanted, allowed + (np.abs(cotangent) * y.allowed).sum(), what="<gain, dweight>")
+    got, allowed = pairing(gain, found["weight"], bounds["weight"].allowed)
+    wanted, error = pairing(cotangent, before_bias(case, y.value), y.allowed)
+    expect_close(got, wanted, allowed + error, what="<gain, dweight>")
 
 
 @law(

@@ -54,7 +54,7 @@ def gradient_exists(subject: Subject, case: Case) -> None:
 
 @law(
     NEW,
-    case=by_operation({}),
+    case=by_operation({"feed_forward": feed_forward_cases(families=("normal", "integers", "one_hot", "sparse"))}),
     kind="gradient",
     needs={"gradients"},
     source="R18",
