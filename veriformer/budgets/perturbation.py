@@ -14,8 +14,9 @@ import numpy as np
 from veriformer.budgets.bound import Array, Bound, added
 from veriformer.budgets.precision import Precision
 
-RUNS = 8
+RUNS = 16
 FACTOR = 4.0
+SEEN = 1.5
 
 
 def perturbed(
@@ -99,14 +100,23 @@ def _rows(mode: Any, y: Any, runs: int) -> Array:
 
 def _bound(rows: Array, p: Precision, factor: float) -> Bound:
     """The budget of one result from its versions; row 0 is the value."""
-    value = rows[0]
+    value, shifts = rows[0], rows[1:] - rows[:1]
     with np.errstate(all="ignore"):
-        square = ((rows[1:] - value) ** 2).mean(axis=0) if len(rows) > 1 else np.zeros(value.shape)
-        same = (rows == value).all(axis=0) | np.isnan(rows).all(axis=0)
-        square = np.where(same, 0.0, square)
-        pooled = square.mean(axis=-1, keepdims=True) if value.ndim and value.size else square
-        moved = factor * np.sqrt((square + np.where(same & (value == 0), 0.0, pooled)) / 2)
+        still = (rows == value).all(axis=0) | np.isnan(rows).all(axis=0)
+        spread = np.where(still, 0.0, _rms(shifts, 0))
+        pooled = _rms(spread, -1) if value.ndim else spread
+        moved = factor * _rms(np.stack([spread, np.where(still & (value == 0), 0.0, pooled)]), 0)
+        moved = np.maximum(moved, SEEN * np.abs(shifts).max(axis=0, initial=0.0))
         terms = {"roundings": moved, "output": p.u_out * np.abs(value) + p.eta}
         terms = {name: np.where(np.isfinite(value), term, 0.0) for name, term in terms.items()}
         allowed = added(terms)
     return Bound(value, np.where(np.isnan(allowed), np.inf, allowed), terms)
+
+
+def _rms(shifts: Array, axis: int) -> Array:
+    """Root of the mean square along an axis, which is dropped if it is the first; squares must not underflow."""
+    largest = np.abs(shifts).max(axis=axis, keepdims=True, initial=0.0)
+    scale = np.where(largest > 0, largest, 1.0)
+    squares = ((shifts / scale) ** 2).sum(axis=axis, keepdims=True) / max(shifts.shape[axis], 1)
+    found: Array = scale * np.sqrt(squares)
+    return found[0] if axis == 0 else found

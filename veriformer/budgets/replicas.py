@@ -22,6 +22,7 @@ class Replicas(torch.Tensor):
     rows[R, …]: the versions. acc, unit, product: a rounding that is still to be made (`Rounding.settle`).
     later[R, …]: what the backward finds in place of rows, where an algorithm recomputes or saves coarsely.
     role: which part of a softmax or of a norm this is. mass[1, …]: sum of the magnitudes it was summed from.
+    excess[1, …]: what the mean over the last axis may have been left out of (`Rounding`). ranged: it may overflow.
     """
 
     rows: Rows
@@ -31,6 +32,8 @@ class Replicas(torch.Tensor):
     later: Rows | None
     role: tuple[str, Any] | None
     mass: Rows | None
+    excess: Rows | None = None
+    ranged: bool = False
 
     @staticmethod
     def __new__(cls, rows: Rows, **known: Any) -> Replicas:

@@ -38,7 +38,7 @@ _WORDS = 1024
 
 
 class Signs:
-    """Directions of errors, -1 or 1: in half of the runs a function of the value, in half of the place.
+    """Errors in units of what they may be, 1 or 1/2: in half of the runs a function of the value, in half of the place.
 
     Real rounding repeats itself on equal values (constant and blocky arrays) and does not where equal
     values came from different terms; either alone would miss the other.
@@ -47,12 +47,21 @@ class Signs:
     def __init__(self, runs: int) -> None:
         self.keyed, self.free = runs - runs // 2, runs // 2
         self.random = torch.Generator().manual_seed(20240607)
-        self.table = torch.zeros(self.keyed + 1, _WORDS, dtype=torch.float64)
-        self.table[1:] = self._draw(self.keyed * _WORDS).reshape(self.keyed, _WORDS)
-        self.reel = self._draw(1 << 16)
+        self.table = torch.cat([torch.zeros(1, _WORDS, dtype=torch.float64), self._draw(self.keyed, _WORDS)])
+        self.reel = self._draw(self.free, 1 << 14)
 
-    def _draw(self, count: int) -> Rows:
-        return torch.randint(0, 2, (count,), generator=self.random).to(torch.float64) * 2 - 1
+    def _draw(self, runs: int, count: int) -> Rows:
+        """Directions for some runs, in each column as many of one kind as of the other.
+
+        Every error is then tried both ways. Two sizes, or else two equal errors would cancel in all
+        runs whenever their columns happen to be opposite.
+        """
+        ranks, random = (
+            torch.rand(runs, count, generator=self.random).argsort(0),
+            torch.rand(count, generator=self.random),
+        )
+        signs = torch.where(2 * ranks + (random < 0.5) < runs, 1.0, -1.0).double()
+        return signs * torch.where(torch.rand(runs, count, generator=self.random) < 0.5, 1.0, 0.5).double()
 
     def shifts(self, value: Rows, amplitude: Rows, salt: int) -> Rows:
         """Errors of this amplitude for all versions; none for the first. value, amplitude: one version."""
@@ -65,11 +74,10 @@ class Signs:
         words = words.add(1 << 27).bitwise_right_shift_(28).bitwise_and_(0xFFFFFF).bitwise_xor_(salt & 0xFFFFFF)
         words = words.mul_(2654435761).bitwise_right_shift_(20).bitwise_and_(_WORDS - 1)
         torch.index_select(self.table, 1, words, out=found[: self.keyed + 1])
-        step = n + 61
-        while self.reel.numel() < self.free * step + 4096:
-            self.reel = torch.cat([self.reel, self._draw(self.reel.numel())])
-        start = salt % (self.reel.numel() - self.free * step)
-        found[self.keyed + 1 :] = self.reel.as_strided((self.free, n), (step, 1), start)
+        while self.reel.shape[1] < 2 * n:
+            self.reel = torch.cat([self.reel, self._draw(self.free, self.reel.shape[1])], 1)
+        start = salt % (self.reel.shape[1] - n)
+        found[self.keyed + 1 :] = self.reel[:, start : start + n]
         found *= amplitude.reshape(-1)
         return found.view(-1, *value.shape)
 
@@ -127,16 +135,17 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             amplitude = torch.maximum(amplitude, size.clamp(max=eta)).nan_to_num_(0.0, 0.0, 0.0)
             self.count += 1
             shifts = self.signs.shifts(y, amplitude, self.count)
-            self._overflow(x, size, shifts, unit)
+            if x.ranged:
+                self._overflow(size, shifts, unit)
             x.rows = x.rows + shifts
             x.later = None if x.later is None else x.later + shifts
         x.acc, x.unit, x.product = 0.0, 0.0, False
 
-    def _overflow(self, x: Replicas, size: Rows, shifts: Rows, unit: float) -> None:
-        """One version finds infinity where a dtype that may hold the value ends."""
+    def _overflow(self, size: Rows, shifts: Rows, unit: float) -> None:
+        """One version finds NaN, to which infinity leads, where a dtype that may hold the value ends."""
         largest = self.p.largest if unit else self.p.largest_acc
         if float(size.max()) >= largest:
-            shifts[-1] = torch.where(size >= largest, x.rows[0].sign() * math.inf, shifts[-1])
+            shifts[-1] = torch.where((size >= largest) & size.isfinite(), math.nan, shifts[-1])
 
     def fetch(self, x: Any) -> Any:
         """The rows of a settled value, in the backward those that it finds."""
@@ -162,12 +171,15 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def shaped(rows: Rows | None) -> Any:
             return None if rows is None else together(func, [Stack(rows), *args[1:]], kwargs)
 
-        return Replicas(shaped(x.rows), later=shaped(x.later), role=x.role, mass=shaped(x.mass))
+        made = Replicas(shaped(x.rows), later=shaped(x.later), role=x.role, mass=shaped(x.mass))
+        made.excess = shaped(x.excess)
+        return made
 
     def negated(self, func: Any, args: Any, kwargs: Any) -> Any:
         made = self.structure(func, args, kwargs)
         if isinstance(made, Replicas):
             made.mass = None if made.mass is None else made.mass.abs()
+            made.excess = None if made.excess is None else made.excess.abs()
             made.role = None
         return made
 
@@ -190,7 +202,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return together(func, [where, *(Stack(rows) if x is lone else x for x in (a, b))], kwargs)
 
         made = Replicas(picked(lone.rows), later=picked(lone.later), role=lone.role)
-        made.acc, made.unit, made.product = lone.acc, lone.unit, lone.product
+        made.acc, made.unit, made.product, made.excess = lone.acc, lone.unit, lone.product, picked(lone.excess)
         return made
 
     def rounded(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -210,7 +222,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("exp", "exp2", "expm1", "pow"):
             logs = torch.nan_to_num(y.abs().log(), nan=0.0, posinf=0.0, neginf=0.0).abs()
             return (C + 2 * logs)[0] * y[0].abs() * self.p.u_acc
-        if name in ("sin", "cos"):
+        if name in ("sin", "cos", "erf"):
             return torch.full_like(y[0], C * self.p.u_acc)
         if name in ("tanh_backward", "sigmoid_backward"):
             return (args[0].rows[0].abs() * (C * self.p.u_acc)).expand(y.shape[1:])
@@ -227,9 +239,14 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         constant = max(_constant(a), _constant(b))
         a, b = _lifted(a), _lifted(b)
         made = Replicas(together(func, self._stacks([a, b]), kwargs))
+        if "places" in (_kind(a), _kind(b)):
+            # The gradient of a subtracted peak is 0; its errors would cancel those that a kernel makes. Those of
+            # the reference itself count where it is no more precise than the kernel.
+            return Replicas(_unrelated(made.rows) if self.p.storage == "float64" else made.rows[:1])
         if _is_bool(args[0]) or _is_bool(args[1]):
             return made
         made.acc, made.unit = (1.0 if times else 2.0) + constant, self.p.u_store
+        made.ranged = not (isinstance(a, Replicas) and isinstance(b, Replicas))
         self._roles(made, a, b, times)
         return made
 
@@ -237,6 +254,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Powers of two are exact; magnitudes that stand behind a role are scaled with it."""
         made = Replicas(together(func, self._stacks(args), kwargs))
         self._scaled_role(made, args[0], args[1], func.overloadpacket.__name__ == "mul")
+        if self.backward and args[1] == 1:
+            made.acc = 1.0
         return made
 
     def _scaled_role(self, made: Replicas, a: Any, b: Any, times: bool) -> None:
@@ -246,8 +265,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if x.role[0] == "square":
                 made.role = x.role
             if x.role[0] == "gap":
-                first, second, scale = x.role[1]
-                made.role = ("gap", (first, second, scale * abs(number if times else 1 / number)))
+                first, second, scale, peak = x.role[1]
+                made.role = ("gap", (first, second, scale * abs(number if times else 1 / number), peak))
 
     def _roles(self, made: Replicas, a: Any, b: Any, times: bool) -> None:
         """Marks of a product or quotient."""
@@ -261,10 +280,25 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made.role, made.unit = ("weights", _of(a)), self.p.u_probability
             made.later = None if a.later is None else a.later / b.rows
         elif not times and kinds == ["centred", "deviation"]:
-            later = [x.rows if x.later is None else x.later for x in (a, b)]
-            made.later = later[0] / later[1] if a.later is not None else None
+            self._normed(made, a, b)
+        elif not times and kinds == ["normed", "deviation"]:
+            made.role = ("normed", _of(a) / b.rows[:1])
         elif times and self.backward:
             self._sizes(made, a, b, kinds)
+
+    def _normed(self, made: Replicas, centred: Replicas, s: Replicas) -> None:
+        """(x - mean)/s, which may be taken as x scale + shift, with scale = 1/s and shift = -mean/s."""
+        mean, _ = _of(centred)
+        mass = (centred.rows[:1].abs() + mean) / s.rows[:1]
+        made.acc, made.role = (made.rows[0].abs() + mass[0]) * self.p.u_acc, ("normed", mass)
+        later = [x.rows if x.later is None else x.later for x in (centred, s)]
+        made.later = later[0] / later[1] if centred.later is not None else None
+        if len(centred.rows) > 1:
+            # Errors as large as the deviation decide it: the result is undetermined.
+            moved = ((centred.rows[1:] - centred.rows[:1]) ** 2).mean(0).mean(-1, keepdim=True)
+            lost = moved > (s.rows[0] / 2) ** 2
+            made.rows = _lost(made.rows, lost)
+            made.later = None if made.later is None else _lost(made.later, lost)
 
     def _sizes(self, made: Replicas, a: Any, b: Any, kinds: list[str]) -> None:
         """In the backward: D = Σ p dP, which may be formed from O; and dS, which is stored as the weights are."""
@@ -273,7 +307,13 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.p.recomputes_probabilities and "weights" in kinds:
             x, p = (a, b) if kinds[1] == "weights" else (b, a)
             if x.mass is not None:
-                made.mass, made.role = x.mass * p.rows[:1].abs(), ("share", None)
+                made.mass, made.role = x.mass * p.rows[:1].abs(), ("share", self.p.u_out)
+        elif "normed" in kinds:
+            x, z = (a, b) if kinds[1] == "normed" else (b, a)
+            made.mass, made.role = x.rows[:1].abs() * _of(z), ("normed share", 0.0)
+        elif "centred" in kinds:
+            x, c = (a, b) if kinds[1] == "centred" else (b, a)
+            made.excess = (x.rows[:1].abs() * _of(c)[1]).expand_as(made.rows[:1])
 
     def added(self, func: Any, args: Any, kwargs: Any) -> Any:
         """add and sub."""
@@ -281,15 +321,18 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         a, b = (_lifted(x) for x in args[:2])
         made = Replicas(together(func, self._stacks([a, b]), kwargs), acc=1.0, unit=self.p.u_store)
+        made.ranged = isinstance(a, Replicas) and isinstance(b, Replicas)
         kinds = [_kind(a), _kind(b)]
-        if kinds[0] == "square" and not isinstance(b, Replicas):
-            made.role = a.role
+        made.excess = _plus(*(x.excess if isinstance(x, Replicas) else None for x in (a, b)))
+        if kinds[0] in ("square", "deviation") and not isinstance(b, Replicas):
+            made.role, made.later = a.role, None if a.later is None else a.later + b
         elif func.overloadpacket.__name__ == "sub" and isinstance(a, Replicas) and isinstance(b, Replicas):
-            if kinds[1] == "mean" and _of(b) is a.rows:
-                made.role = ("centred", None)
+            if kinds[1] == "mean" and _of(b)[0] is a.rows:
+                size = b.rows[:1].abs()
+                made.role = ("centred", (size, _of(b)[1] + size * self.p.u_statistics))
                 made.later = self._resaved(made.rows, b.rows[:1])
             else:
-                made.role = ("gap", (a.rows[:1], b.rows[:1], 1.0))
+                made.role = ("gap", (a.rows[:1], b.rows[:1], 1.0, _of(b) if kinds[1] == "peak" else None))
         return made
 
     def _resaved(self, rows: Rows, size: Rows) -> Rows | None:
@@ -305,17 +348,37 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         x = args[0]
         if isinstance(x, Replicas):
             made.role = ("exponential", object())
-            if self.p.recomputes_probabilities and x.role and x.role[0] == "gap" and not self.backward:
-                made.later = self._recomputed(made, x.role[1])
+            if _kind(x) == "gap" and not self.backward:
+                if _of(x)[3] is not None:
+                    _of(x)[3].append("subtracted")
+                if self.p.recomputes_probabilities:
+                    made.later = self._recomputed(made, *_of(x)[:3])
         return made
 
-    def _recomputed(self, e: Replicas, of: tuple[Rows, Rows, float]) -> Rows:
-        """exp(x - y) once more, from x and y that were rounded apart."""
-        x, y = (torch.nan_to_num(part[0].abs() * of[2], posinf=0.0) for part in of[:2])
+    def _recomputed(self, e: Replicas, x: Rows, y: Rows, scale: float) -> Rows:
+        """exp(x - lse) once more, from x and lse that were rounded apart; |lse| <= |y| + log n."""
+        x, y = (torch.nan_to_num(part[0].abs() * scale, posinf=0.0) for part in (x, y))
+        lse = y + math.log(max(x.numel() / max(y.numel(), 1), 1.0))
         self.count += 2
-        own = self.signs.shifts(e.rows[0], (x + y + C) * self.p.u_acc, self.count - 1)
-        row = self.signs.shifts(y, y * self.p.u_acc, self.count)
-        return e.rows * (1 + own + row)
+        size = (x + lse + C) * self.p.u_acc
+        own = self.signs.shifts(e.rows[0], size, self.count - 1)
+        row = self.signs.shifts(y, lse * max(self.p.u_acc, self.p.u_statistics), self.count)
+        return _lost(e.rows * torch.exp(own + row), size > 0.5)
+
+    def highest(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """amax: exact. If it turns out to be subtracted before an exponential, no gradient depends on it."""
+        made = self._other("amax", func, args, kwargs)
+        if isinstance(made, Replicas):
+            made.role = ("peak", [])
+        return made
+
+    def equal(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """eq: exact. In the backward of amax it finds the places of the maximum."""
+        made = self._other("eq", func, args, kwargs)
+        if isinstance(made, Replicas) and self.backward:
+            peaks = [_of(x) for x in args if _kind(x) == "peak"]
+            made.role = ("places", None) if any(peaks) else None
+        return made
 
     def root(self, func: Any, args: Any, kwargs: Any) -> Any:
         made = self.rounded(func, args, kwargs)
@@ -338,19 +401,22 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = Replicas(together(func, [Stack(rows), *args[1:]], kwargs))
         mean = func.overloadpacket.__name__ == "mean"
         n = x.numel() // max(made.numel(), 1)
-        share = _kind(x) == "share"
+        share = _kind(x) == "share" or (_kind(x) == "normed share" and x.ndim - 1 in _axes(args, x.ndim))
         size = x.mass if share and x.mass is not None else rows[:1].abs()
         total = together(func, [Stack(size), *args[1:]], kwargs)
         p = self.p
-        units = (p.g(n) if n > 1 else 0.0) * p.u_acc
+        units = (p.g(n) + mean) * p.u_acc
         if raw:
             units += x.acc * p.u_acc + x.unit if not isinstance(x.acc, torch.Tensor) else x.unit
             made.acc = torch.maximum(total[0] * units, total[0].clamp(max=n * p.eta_acc))
         else:
             made.acc = total[0] * units
         if share:
-            made.acc = made.acc + total[0] * p.u_out
-        made.unit = 0.0 if mean else p.u_store
+            made.acc = made.acc + total[0] * _of(x)
+        if x.excess is not None:
+            made.acc = made.acc + together(func, [Stack(x.excess), *args[1:]], kwargs)[0]
+        made.unit = 0.0 if mean or _kind(x) == "square" else p.u_store
+        made.ranged = True
         self._sum_roles(made, x, mean, total)
         return made
 
@@ -361,7 +427,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif kind == "square":
             made.role = x.role
         elif mean:
-            made.role = ("mean", x.rows)
+            made.role = ("mean", (x.rows, made.acc))
         if self.backward:
             made.mass = total
 
@@ -370,6 +436,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         a, b = (_lifted(x) for x in args)
         stacks = self._stacks([a, b])
         made = Replicas(together(func, stacks, kwargs), unit=self.p.u_store)
+        made.ranged = True
         sizes = [Stack(x.rows[:1].abs()) for x in stacks]
         total, n = together(func, sizes, kwargs)[0], a.shape[-1]
         made.acc = torch.maximum(total * (self.p.g(n) * self.p.u_acc), total.clamp(max=n * self.p.eta_acc))
@@ -399,6 +466,28 @@ def _kind(x: Any) -> str:
 def _of(x: Any) -> Any:
     """What a role refers to."""
     return x.role[1] if isinstance(x, Replicas) and x.role else None
+
+
+def _plus(a: Rows | None, b: Rows | None) -> Rows | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _axes(args: Any, axes: int) -> list[int]:
+    """The axes a sum runs over."""
+    given = args[1] if len(args) > 1 and args[1] is not None else []
+    return [axis % max(axes, 1) for axis in ([given] if isinstance(given, int) else given)] or list(range(axes))
+
+
+def _lost(rows: Rows, where: Rows) -> Rows:
+    """The same with NaN in the last version where errors decide the value: it and what follows are undetermined."""
+    if not bool(where.any()):
+        return rows
+    return torch.cat([rows[:-1], torch.where(where, math.nan, rows[-1])[None]])
+
+
+def _unrelated(rows: Rows) -> Rows:
+    """Versions with the deviations of other versions: of the same size, and independent of what else moved."""
+    return torch.cat([rows[:1], rows[1:].roll(1, 0)]) if len(rows) > 1 else rows
 
 
 def _holds(args: Any) -> bool:
@@ -473,5 +562,7 @@ _RULES: dict[str, Any] = {
     "neg": Rounding.negated,
     "where": Rounding.selected,
     "exp": Rounding.exponential,
+    "amax": Rounding.highest,
+    "eq": Rounding.equal,
     "sqrt": Rounding.root,
 }
