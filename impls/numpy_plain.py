@@ -183,39 +183,15 @@ def attention_vjp(
     softcap: float | None = None,
     sink: NDArray | None = None,
 ) -> tuple[NDArray | None, ...]:
-    """The gradients of attention, written out.
+    """The gradients of attention: those of attention_with_lse whose lse nobody uses.
 
     cotangent[B,H,Tq,Dv] -> those of q, k and v, then of each of mask (None), bias and sink that is given
-    ds = p (dp - sum p dp), dp = do v^T; dv = p^T do; dsink = -p_sink sum p dp; through the cap 1 - tanh^2
     Source: Dao et al. 2022, appendix B.2. A row that may see nothing passes nothing on.
     """
-    heads, g = q.shape[1], _wide(cotangent)
-    query, key, value = (_wide(q), *(np.repeat(_wide(a), heads // k.shape[1], axis=1) for a in (k, v)))
-    visible = _visible(q.shape[2], k.shape[2], causal, window)
-    visible = visible if mask is None else visible & mask
-    visible = visible if bias is None else visible & ~np.isneginf(_wide(bias))
-    bent = query @ key.swapaxes(-1, -2) * _scale(q, scale)
-    slope = np.ones_like(bent)
-    if softcap is not None:
-        t = np.tanh(bent / float(softcap))
-        bent, slope = float(softcap) * t, 1 - t * t
-    logits = np.where(visible, bent if bias is None else bent + _wide(bias), -np.inf)
-    extra = -np.inf if sink is None else _wide(sink)[:, None, None]
-    top = np.maximum(logits.max(axis=-1, keepdims=True, initial=-np.inf), extra)
-    top = np.where(np.isneginf(top), 0, top)
-    e, rest = np.exp(logits - top), np.exp(extra - top)
-    total = e.sum(axis=-1, keepdims=True) + rest
-    p, rest = (part / np.where(total == 0, 1, total) for part in (e, rest))
-    dp = g @ value.swapaxes(-1, -2)
-    mean = (p * dp).sum(axis=-1, keepdims=True)
-    ds = p * (dp - mean)
-    dscore = ds * slope * _scale(q, scale)
-    grads = [dscore @ key, _group_sum(dscore.swapaxes(-1, -2) @ query, k), _group_sum(p.swapaxes(-1, -2) @ g, v)]
-    found: list[NDArray | None] = [each.astype(a.dtype) for each, a in zip(grads, (q, k, v), strict=True)]
-    found += [] if mask is None else [None]
-    found += [] if bias is None else [_unbroadcast(ds, bias.shape).astype(bias.dtype)]
-    found += [] if sink is None else [-(rest * mean).sum(axis=(0, 2, 3)).astype(sink.dtype)]
-    return tuple(found)
+    return attention_with_lse_vjp(
+        (cotangent, np.zeros_like(cotangent[..., 0])),
+        q, k, v, mask=mask, bias=bias, causal=causal, scale=scale, window=window, softcap=softcap, sink=sink,
+    )  # fmt: skip
 
 
 def attention_with_lse(
@@ -255,6 +231,56 @@ def attention_with_lse(
     extra = 0 if sink is None else np.exp(_wide(sink)[:, None, None] - top)
     weights = e / np.where(total + extra == 0, 1, total + extra)
     return _mix(weights, value, visible).astype(q.dtype), _lse(logits, m).astype(_lse_dtype(q))
+
+
+def attention_with_lse_vjp(
+    cotangents: tuple[NDArray, NDArray],
+    q: NDArray,
+    k: NDArray,
+    v: NDArray,
+    *,
+    mask: NDArray | None = None,
+    bias: NDArray | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sink: NDArray | None = None,
+) -> tuple[NDArray | None, ...]:
+    """The gradients of attention and of the logsumexp beside it, written out.
+
+    cotangents (do[B,H,Tq,Dv], dlse[B,H,Tq]) -> those of q, k and v, then of mask (None), bias and sink as given
+    ds = p (dp - sum p dp) + p' dlse, dp = do v^T, p' without the sink; dv = p^T do; dsink = -p_sink sum p dp;
+    through the cap 1 - tanh^2
+    Source: Dao et al. 2022, appendix B.2. A row that may see nothing passes nothing on.
+    """
+    heads, g, dlse = q.shape[1], *map(_wide, cotangents)
+    query, key, value = (_wide(q), *(np.repeat(_wide(a), heads // k.shape[1], axis=1) for a in (k, v)))
+    visible = _visible(q.shape[2], k.shape[2], causal, window)
+    visible = visible if mask is None else visible & mask
+    visible = visible if bias is None else visible & ~np.isneginf(_wide(bias))
+    bent = query @ key.swapaxes(-1, -2) * _scale(q, scale)
+    slope = np.ones_like(bent)
+    if softcap is not None:
+        t = np.tanh(bent / float(softcap))
+        bent, slope = float(softcap) * t, 1 - t * t
+    logits = np.where(visible, bent if bias is None else bent + _wide(bias), -np.inf)
+    extra = -np.inf if sink is None else _wide(sink)[:, None, None]
+    top = np.maximum(logits.max(axis=-1, keepdims=True, initial=-np.inf), extra)
+    top = np.where(np.isneginf(top), 0, top)
+    e, rest = np.exp(logits - top), np.exp(extra - top)
+    total = e.sum(axis=-1, keepdims=True) + rest
+    p, rest = (part / np.where(total == 0, 1, total) for part in (e, rest))
+    dp = g @ value.swapaxes(-1, -2)
+    mean = (p * dp).sum(axis=-1, keepdims=True)
+    ds = p * (dp - mean) + softmax(logits) * dlse[..., None]
+    dscore = ds * slope * _scale(q, scale)
+    grads = [dscore @ key, _group_sum(dscore.swapaxes(-1, -2) @ query, k), _group_sum(p.swapaxes(-1, -2) @ g, v)]
+    found: list[NDArray | None] = [each.astype(a.dtype) for each, a in zip(grads, (q, k, v), strict=True)]
+    found += [] if mask is None else [None]
+    found += [] if bias is None else [_unbroadcast(ds, bias.shape).astype(bias.dtype)]
+    found += [] if sink is None else [-(rest * mean).sum(axis=(0, 2, 3)).astype(sink.dtype)]
+    return tuple(found)
 
 
 def _visible(query_length: int, key_length: int, causal: bool, window: tuple | None) -> NDArray:

@@ -69,7 +69,11 @@ _TORCH = Capabilities(
 CAPABILITIES = {
     "default": {"attention": _TORCH},
     "math": {"attention": _TORCH},
-    "flash": {"attention": dataclasses.replace(_TORCH, value_width="equal", strides="last_axis_contiguous")},
+    "flash": {
+        "attention": dataclasses.replace(
+            _TORCH, value_width="equal", strides="last_axis_contiguous", bias_gradient=False
+        )
+    },
 }
 _FILLED_BEFORE_SCALING = "the CPU flash kernel fills the causal triangle with -inf before it multiplies by the scale"
 _ONE_QUERY_TWO_KEYS = {"q": [[[[0.0]]]], "k": [[[[0.0], [0.0]]]], "v": [[[[0.0], [0.0]]]], "causal": True}

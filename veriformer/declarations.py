@@ -56,6 +56,7 @@ class Capabilities:
     intermediate: Any = _choice("storage", None, "dtype values between steps may be stored in, or such a mapping")
     rounds_probabilities: bool = _choice(True, (True, False), "attention weights may be rounded to the storage dtype")
     gradients: bool = _choice(True, (True, False), "gradients can be asked for, where the framework has them")
+    bias_gradient: bool = _choice(True, (True, False), "attention's bias is among what gradients can be asked for")
     leak: str = _choice("exact", ("exact", "rounding"), "hidden content changes no bit, or only the rounding")
     norm_epsilon: str = _choice("inside", ("inside", "outside"), "eps under the root, or added to the deviation")
     norm_variance: str = _choice("biased", ("biased", "unbiased"), "variance divided by d, or by d - 1")

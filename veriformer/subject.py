@@ -21,6 +21,8 @@ Caller = Callable[[str, str, Request], Outcome]
 """(implementation name, operation, request) -> outcome, in process or in a worker."""
 Starter = Callable[[str, str, Request], Callable[[], Outcome]]
 """The same, but what comes back waits for the outcome; a worker calculates meanwhile."""
+Cotangents = np.ndarray | tuple[np.ndarray | None, ...] | None
+"""A cotangent of the first result, one for each result (None: it does not count), or None for ones."""
 
 
 @dataclass(frozen=True)
@@ -165,24 +167,27 @@ class Subject:
         """The error budget of the first result."""
         return self.bounds(case)[0].allowed
 
-    def gradients(self, case: Case, names: tuple[str, ...], cotangent: np.ndarray | None = None) -> dict[str, Any]:
+    def gradients(self, case: Case, names: tuple[str, ...], cotangent: Cotangents = None) -> dict[str, Any]:
         """Vector-Jacobian products by the framework's autodiff, for ones or the given cotangent.
 
-        The cotangent belongs to the first result. An entry is None where no gradient came.
+        A single cotangent belongs to the first result. An entry is None where no gradient came.
         """
         case = case.as_operation(self.operation)
         return self.outcome(case, names, self._cotangents(case, cotangent), watch=False).gradients
 
-    def _cotangents(self, case: Case, first: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
+    def _cotangents(self, case: Case, given: Cotangents) -> tuple[np.ndarray | None, ...]:
+        """One for each result; None for a result that does not count."""
+        if isinstance(given, tuple):
+            return given
         shapes = oracle.shapes(case)
-        return (np.ones(shapes[0]) if first is None else first, *[None] * (len(shapes) - 1))
+        return (np.ones(shapes[0]) if given is None else given, *[None] * (len(shapes) - 1))
 
     def gradients_with_bounds(
-        self, case: Case, names: tuple[str, ...], cotangent: np.ndarray | None = None
+        self, case: Case, names: tuple[str, ...], cotangent: Cotangents = None
     ) -> tuple[dict[str, Any], dict[str, Bound]]:
         """Such products and their bounds, calculated while a worker makes the call. Needs torch.
 
-        The cotangent is rounded to the dtype of the result first.
+        The cotangent is rounded to the case's dtype first.
         """
         case = case.as_operation(self.operation)
         cotangents = tuple(None if c is None else round_to(c, case.dtype) for c in self._cotangents(case, cotangent))

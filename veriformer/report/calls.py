@@ -183,29 +183,40 @@ class Body:
         """Lines that take the gradients the law asked for."""
         if call.gradient is None:
             return []
-        inputs = ", ".join(variable(name, number) for name in call.gradient)
-        values = np.asarray(call.cotangents[0])
-        if self.swapped(call) and values.ndim == 4:
-            values = values.transpose(0, 2, 1, 3)
-        dtype = call.outcome.dtypes[0] if call.outcome.dtypes else call.case.dtype
-        seed = Literal(values, dtype, call.case.layout)
-        weight = self.array(seed, f"cotangent{number}")
+        names = {place: f"cotangent{number}" + (f"_{place}" if place else "") for place in self.counting(call)}
+        lines = [f"{name} = {self.cotangent(call, place, name)}" for place, name in names.items()]
         if call.operation in self.implementation.description.vjps:
-            return [f"cotangent{number} = {weight}", *self.vjp_lines(call, number)]
+            return [*lines, *self.vjp_lines(call, number, names)]
+        inputs = ", ".join(variable(name, number) for name in call.gradient)
+        pairs = ", ".join(f"(results{number}[{place}], {name})" for place, name in names.items())
         return [
-            f"cotangent{number} = {weight}",
+            *lines,
             f"found = [None] * {len(call.gradient)}",
-            f"if results{number}[0].requires_grad:",
-            f"    found = torch.autograd.grad(results{number}[0], [{inputs}], cotangent{number}, allow_unused=True)",
+            f"pairs = [(result, weight) for result, weight in [{pairs}] if result.requires_grad]",
+            "if pairs:",
+            "    outs, weights = zip(*pairs)",
+            f"    found = torch.autograd.grad(outs, [{inputs}], weights, allow_unused=True)",
             f"gradients{number} = dict(zip({list(call.gradient)!r}, found))",
         ]
 
-    def vjp_lines(self, call: Call, number: int) -> list[str]:
-        """Lines that ask OPERATION_vjp; cotangents of further results are zeros."""
+    def counting(self, call: Call) -> list[int]:
+        """Places of the results that have a cotangent."""
+        return [place for place, values in enumerate(call.cotangents) if values is not None]
+
+    def cotangent(self, call: Call, place: int, name: str) -> str:
+        """An expression for the cotangent of one result."""
+        values = np.asarray(call.cotangents[place])
+        if self.swapped(call) and values.ndim == 4:
+            values = values.transpose(0, 2, 1, 3)
+        dtype = call.outcome.dtypes[place] if call.outcome.dtypes else call.case.dtype
+        return self.array(Literal(values, dtype, call.case.layout), name)
+
+    def vjp_lines(self, call: Call, number: int, names: dict[int, str]) -> list[str]:
+        """Lines that ask OPERATION_vjp; cotangents of results that do not count are zeros."""
         table = OPERATIONS[call.operation]
         zeros = "torch.zeros_like" if self.torch else "np.zeros_like"
-        rest = [f"{zeros}(results{number}[{i}])" for i in range(1, len(table.results))]
-        seed = f"({', '.join([f'cotangent{number}', *rest])})" if rest else f"cotangent{number}"
+        seeds = [names.get(i, f"{zeros}(results{number}[{i}])") for i in range(len(table.results))]
+        seed = f"({', '.join(seeds)})" if len(seeds) > 1 else seeds[0]
         places = [name for name in (*table.arrays, *table.options) if name in call.case.arrays]
         places[len(table.arrays) : len(table.arrays)] = ["params"] if table.params else []
         lines = [f"found = {call.operation}{VJP}({', '.join([seed, *self.given(call, number)])})"]
