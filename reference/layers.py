@@ -23,7 +23,7 @@ In reports and adapters a parameter goes by its dotted path, `encoder.layers.0.a
 Keywords that mean the same in every layer, stack and model:
     norm, alpha     where the norm stands and how much the residual counts: `encoder_layer`
     mask            bool, 4-D, each axis full or 1, True = may attend; of a model: [B, T], True = a real token
-    window          (left, right) keys beside the query, itself included, None = no limit
+    window          (left, right): how many keys before and after its own position a query sees, None = no limit
     positions       None, "rotary" (self-attention turns queries and keys) or "alibi" (-m_h |i - j| is added to
                     its logits; to a causal one that is `alibi_bias`); of a model also "sinusoidal"
     at              position numbers of the tokens, [T] or [B, T], that rotary and sinusoidal go by; by default
