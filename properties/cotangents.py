@@ -39,7 +39,7 @@ def cotangent_of(case: Case, pick: int, result: int = 0) -> np.ndarray:
 
 def differentiable(case: Case, capabilities: Capabilities | None = None) -> tuple[str, ...]:
     """Names of the arrays of a case by which one differentiates, less a bias where its gradient is not on offer."""
-    names = [name for name in case.table.differentiable if name in case.arrays]
+    names = [name for name in case.arrays if case.table.kind(name) == "float"]
     barred = capabilities is not None and not capabilities.bias_gradient
     return tuple(name for name in names if not (barred and name == "bias" and name in case.table.options))
 

@@ -178,7 +178,7 @@ def test_candidates_of_the_other_operations_suit_the_reference(case: Case) -> No
         results = result if isinstance(result, tuple) else (result,)
         assert tuple(np.shape(r) for r in results) == oracle.shapes(one), one.describe()
         kept += 1
-    assert kept >= 5 and 2 * kept >= len(found), f"{kept} of {len(found)}"
+    assert kept >= 3 and 2 * kept >= len(found), f"{kept} of {len(found)}"
 
 
 @pytest.mark.parametrize(

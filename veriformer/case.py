@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from veriformer.operations import OPERATIONS, PARAMS, Operation
+from veriformer.operations import OPERATIONS, PARAMS, Operation, patterned
 
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
 PRINTED = 64
@@ -54,8 +54,8 @@ class Case:
     def __post_init__(self) -> None:
         table = self.table
         arrays = {}
-        for name in table.names:
-            if self.arrays.get(name) is not None:
+        for name in sorted(self.arrays, key=place_in(table)):
+            if self.arrays[name] is not None and table.knows(name):
                 array = np.array(of_kind(table.kind(name), self.arrays[name], self.dtype))
                 array.flags.writeable = False
                 arrays[name] = array
@@ -95,7 +95,7 @@ class Case:
         return replace(
             self,
             operation=operation,
-            arrays={k: v for k, v in self.arrays.items() if k in table.names},
+            arrays={k: v for k, v in self.arrays.items() if table.knows(k)},
             keywords={k: v for k, v in self.keywords.items() if k in table.keywords or k in table.scalars},
         )
 
@@ -108,8 +108,8 @@ class Case:
         found: dict[str, int] = {}
         if "heads" in self.keywords and self.table.arrays:
             found["H"] = self.keywords["heads"]
-        for name in (*self.table.arrays, *self.table.params):
-            if name in self.arrays:
+        for name in self.arrays:
+            if name not in self.table.options:
                 for label, length in zip(self.labels(name), self.arrays[name].shape, strict=True):
                     found.update(solved(label, length, found))
         return found
@@ -195,18 +195,24 @@ def literal_case(operation: str, literal: Mapping[str, Any], dtype: str) -> Case
     words = dict(literal)
     dtype, layout = words.pop("dtype", dtype), words.pop("layout", "contiguous")
     known = (*table.names, *table.scalars, *table.keywords)
-    unknown = [w for w in words if w not in known]
+    unknown = [w for w in words if w not in known and not table.knows(w)]
     missing = [name for name in (*table.needed, *table.scalars, *table.required) if name not in words]
     if unknown or missing:
         what = f"{unknown[0]!r} is not one of its names" if unknown else f"{missing[0]!r} is missing"
         raise ValueError(f"case of {operation}: {what}; wanted {', '.join(known)}")
-    arrays = {name: parse_values(words[name]) for name in table.names if words.get(name) is not None}
+    arrays = {name: parse_values(value) for name, value in words.items() if table.knows(name) and value is not None}
     for name, array in arrays.items():
         axes = table.axes(name)
         if "..." not in axes and array.ndim != len(axes):
             raise ValueError(f"case of {operation}: {name} has {array.ndim} axes, wanted {' '.join(axes)}")
-    keywords = {k: tuple(v) if isinstance(v, list) else v for k, v in words.items() if k not in table.names}
+    keywords = {k: tuple(v) if isinstance(v, list) else v for k, v in words.items() if not table.knows(k)}
     return Case(operation, arrays, keywords, dtype, layout, "literal")
+
+
+def place_in(table: Operation) -> Callable[[str], int]:
+    """The order of a case's arrays: that of the table; weights of one name keep the order they came in."""
+    order = {name: place for place, name in enumerate(table.names)}
+    return lambda name: order.get(patterned(name), len(order))
 
 
 def of_kind(kind: str, values: Any, dtype: str) -> np.ndarray:

@@ -24,8 +24,8 @@ class Operation:
     arrays. options: the keyword arrays and their axes (in mask and bias each axis may also be 1).
     keywords: the scalars and their defaults. required: keywords and options without a default. kinds:
     what arrays hold if not real numbers, "bool" or "int"; "constant" are real numbers without a
-    gradient. params: weights of a composite, by dotted name, and their axes; biases may be absent.
-    results: names of what is returned. dtypes: those judged, where they do not follow from what the
+    gradient. params: weights of a composite, by dotted name ("*" for any number), and their axes; those
+    in a list and biases may be absent. results: names of what is returned. dtypes: those judged, where they do not follow from what the
     framework has.
     """
 
@@ -43,13 +43,18 @@ class Operation:
 
     def axes(self, array: str) -> tuple[str, ...]:
         """Names of the axes of one array, "..." standing for any leading ones."""
-        table = {**self.arrays, **self.options, **self.params}
-        return tuple(table[array].split())
+        if array.startswith(PARAMS):
+            return tuple(self.params[patterned(array)].split())
+        return tuple((self.arrays.get(array) or self.options[array]).split())
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every array's name: positional ones, weights, options."""
         return (*self.arrays, *self.params, *self.options)
+
+    def knows(self, array: str) -> bool:
+        """Whether there may be an array of this name."""
+        return array in self.arrays or array in self.options or patterned(array) in self.params
 
     @property
     def positional(self) -> tuple[str, ...]:
@@ -84,6 +89,11 @@ class Operation:
     def differentiable(self) -> tuple[str, ...]:
         """Names of the arrays by which one differentiates."""
         return tuple(name for name in self.names if self.kind(name) == "float")
+
+
+def patterned(name: str) -> str:
+    """A weight's name with "*" for every number: params.layers.0.norm1.weight is params.layers.*.norm1.weight."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 _BOOLEAN_MASK = {"mask": "bool"}

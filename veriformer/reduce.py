@@ -101,8 +101,8 @@ def simpler_cases(case: Case) -> Iterator[Case]:
     for name in case.keywords:
         if name in case.table.keywords and name not in case.table.required:
             yield case.with_keywords(**{name: case.table.keywords[name]})
-    for name in (*case.table.options, *case.table.params):
-        if name in case.arrays and name not in case.table.required:
+    for name in case.arrays:
+        if name not in case.table.arrays and name not in case.table.required:
             yield case.with_arrays(**{name: None})
     yield from smaller_sizes(case)
     yield from simpler_keywords(case)
