@@ -6,7 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from veriformer.declarations import Capabilities
+
 FRAMEWORK = "torch"
+# The only sum of embedding is that of its gradient over repeated ids, which torch holds in the table's own dtype.
+CAPABILITIES = {"embedding": Capabilities(accumulate={"bfloat16": "storage", "float16": "storage"})}
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from veriformer.case import Case
+from veriformer.case import Case, round_to
 from veriformer.declarations import Capabilities
 from veriformer.expect import expect_close, expect_same
 from veriformer.law import Recipe, law
@@ -120,6 +120,28 @@ def weight_gradient_obeys_euler(norm: Subject, case: Case, pick: int) -> None:
     got, allowed = pairing(gain, found["weight"], bounds["weight"].allowed)
     wanted, error = pairing(cotangent, before_bias(case, y.value), y.allowed)
     expect_close(got, wanted, allowed + error, what="<gain, dweight>")
+
+
+@law(
+    NORMS,
+    case=norm_cases(families=MODERATE),
+    pick=PICKS,
+    kind="gradient",
+    needs={"gradients", "torch"},
+    source="P27",
+    changes=("rms_weight",),
+    kills=("rows_vjp.py:layer_norm_weight_applied_last", "rows_vjp.py:rms_norm_weight_applied_last"),
+)
+def jacobian_is_symmetric(norm: Subject, case: Case, pick: int) -> None:
+    """In each row <gain a, dx for b> = <gain b, dx for a>: apart from the gain the Jacobian is symmetric."""
+    a, b = cotangent_of(case, pick), cotangent_of(case, 5 * pick + 1)
+    (one, e), (other, f) = (norm.gradients_with_bounds(case, ("x",), g) for g in (a, b))
+    if one["x"] is None or other["x"] is None:
+        return
+    gain = gain_of(case, norm.capabilities) if case.operation == "rms_norm" else case["weight"]
+    got, allowed = pairing(gain * round_to(b, case.dtype), one["x"], e["x"].allowed, -1)
+    wanted, error = pairing(gain * round_to(a, case.dtype), other["x"], f["x"].allowed, -1)
+    expect_close(got, wanted, allowed + error, what="<gain b, dx for a> in a row")
 
 
 @law(

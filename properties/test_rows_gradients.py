@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from veriformer.budgets.precision import C
 from veriformer.case import Case
 from veriformer.expect import expect, expect_close, expect_finite, expect_same, listed
 from veriformer.law import law
@@ -23,6 +24,9 @@ from veriformer.subject import Subject
 NEW = ("rms_norm", "gelu", "relu", "feed_forward", "dropout", "embedding")
 WITH_WEIGHTS = ("layer_norm", "rms_norm", "feed_forward")
 BOTH_LAYOUTS = ("contiguous", "transposed")
+ROWS = 1000
+MANY_TIMES = {"layer_norm": ("bias", "x"), "feed_forward": ("b2", "x"), "embedding": ("table", "ids")}
+"""What gets the plain sum of the cotangents, and what has a row for each of them."""
 
 
 @law(
@@ -126,6 +130,30 @@ def rank_changes_no_gradient(subject: Subject, case: Case, pick: int) -> None:
             if found is not None and first[name] is not None:
                 allowed = 2 * bounds[name].allowed
                 expect_close(found.reshape(allowed.shape), first[name], allowed, what=f"the gradient of {name}")
+
+
+@law(
+    ("layer_norm", "feed_forward", "embedding"),
+    case=by_operation({}, layouts=("contiguous",)),
+    kind="gradient",
+    needs={"gradients"},
+    source="R16, B033",
+    relative=False,
+    changes=("accumulate", "intermediate"),
+    kills=("rows_vjp.py:layer_norm_summed_in_storage", "rows_gradient.py:embedding_summed_in_storage"),
+)
+def gradient_counts_every_row(subject: Subject, case: Case) -> None:
+    """What a thousand rows add to alike, each a 7, has the gradient 7000: sums over rows do not stall."""
+    name, first = MANY_TIMES[case.operation]
+    rows = case[first].reshape(-1) if first == "ids" else case[first].reshape(-1, case.size("d"))
+    many = case.with_arrays(**{first: np.broadcast_to(rows[:1], (ROWS, *rows.shape[1:]))})
+    found = subject.gradients(many, (name,), np.full((ROWS, case.size("d")), 7.0))[name]
+    if found is not None:
+        p, total = subject.precision, 7.0 * ROWS
+        found, padded = (found[many["ids"][0]], case["padding_index"]) if first == "ids" else (found, None)
+        wanted = 0.0 if padded is not None and padded == many["ids"][0] else total
+        allowed = total * (p.g(ROWS) * p.u_acc + C * p.u_store + p.u_out)
+        expect_close(found, wanted, allowed, what=f"the gradient of {name}")
 
 
 @law(

@@ -179,7 +179,12 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (ids,), (g,), fault = ctx.saved_tensors, cotangents, ctx.fault
         flat, rows, dtable = ids.reshape(-1), g.reshape(-1, g.shape[-1]), g.new_zeros(ctx.shape)
-        dtable.index_put_((flat,), rows, accumulate=fault != "last_repeat_wins")
+        if fault == "summed_in_storage":
+            for i, row in zip(flat.tolist(), rows, strict=True):
+                dtable[i] = dtable[i] + row
+        else:
+            wide = dtable.double().index_put_((flat,), rows.double(), accumulate=fault != "last_repeat_wins")
+            dtable = wide.to(g.dtype)
         if fault == "scaled_in_backward":
             dtable = dtable * ctx.shape[1] ** 0.5
         if ctx.padding is not None and fault != "padding_row_is_trained":
@@ -260,11 +265,15 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "last_repeat_wins": ("mutation: = for +=", "of repeated ids the last counts"),
         "scaled_in_backward": ("HF#43681", "the gradient is multiplied by the root of d"),
     },
+    "embedding/gradient-counts-every-row": {
+        "summed_in_storage": ("llm.c#428", "sums over repeats are held in bfloat16, and stall"),
+    },
     "embedding/padding-row-gets-no-gradient": {
         "padding_row_is_trained": ("fairseq#4633", "padding_index has no effect"),
     },
 }
 _SHORT = {"feed_forward": "ffn"}
+_DTYPES = {"embedding_summed_in_storage": "bfloat16"}
 FAULTS: dict[str, Fault] = {}
 VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
     "correct": {operation: make("correct") for operation, make in _MAKE.items()}
@@ -273,9 +282,10 @@ for _law, _mistakes in _TABLE.items():
     _operation = _law.split("/")[0]
     for _mistake, (_source, _summary) in _mistakes.items():
         _variant = f"{_SHORT.get(_operation, _operation)}_{_mistake}"
-        FAULTS[_variant] = Fault(_operation, _law, _source, _summary)
+        FAULTS[_variant] = Fault(_operation, _law, _source, _summary, _DTYPES.get(_variant, "float32"))
         VARIANTS[_variant] = {_operation: _MAKE[_operation](_mistake)}
 CAPABILITIES = {variant: dict.fromkeys(operations, _PLAIN) for variant, operations in VARIANTS.items()}
+CAPABILITIES["embedding_summed_in_storage"] = {"embedding": Capabilities(dtypes=("float32", "bfloat16"))}
 CAPABILITIES["rms_norm_one_forgotten_in_backward"] = {
     "rms_norm": Capabilities(dtypes=("float64", "float32"), rms_weight="one_plus")
 }

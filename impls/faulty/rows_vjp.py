@@ -27,13 +27,16 @@ def _make_layer_norm_vjp(fault: str) -> Callable[..., Any]:
         z = _packed(x) if fault == "packed_in_forward_only" else x
         n, s = _normal(z - z.mean(axis=-1, keepdims=True), 0.0 if fault == "eps_ignored_in_backward" else eps)
         used = np.broadcast_to(g.reshape(-1, g.shape[-1])[0], g.shape) if fault == "first_cotangent_for_all" else g
-        h = used if fault == "weight_ignored_in_backward" else used * weight
+        h = used if fault in ("weight_ignored_in_backward", "weight_applied_last") else used * weight
         centre = 0 if fault == "mean_term_dropped" else h.mean(axis=-1, keepdims=True)
         along = 0 if fault == "projection_dropped" else n * (h * n).mean(axis=-1, keepdims=True)
         dx, rows = (h - centre - along) / s, tuple(range(x.ndim - 1))
+        dx = weight * dx if fault == "weight_applied_last" else dx
         if fault == "input_overwritten" and x.flags.writeable:
             x[...] = dx
         db = g.mean(axis=rows) if fault == "bias_is_a_mean" else g.sum(axis=rows)
+        if fault == "summed_in_storage":
+            db = _summed_in(x.dtype, g.reshape(-1, g.shape[-1]))
         return dx.astype(x.dtype), _norm_weight(g, n, z, fault).astype(x.dtype), db.astype(x.dtype)
 
     return vjp
@@ -47,6 +50,14 @@ def _norm_weight(g: NDArray, n: NDArray, x: NDArray, fault: str) -> NDArray:
     if fault == "weight_over_the_wrong_axis":
         return np.resize(terms.sum(axis=-1), width)
     return terms.reshape(-1, width).sum(axis=0)
+
+
+def _summed_in(dtype: Any, rows: NDArray) -> NDArray:
+    """The sum over rows, rounded to a dtype after each."""
+    total = np.zeros(rows.shape[1:], dtype)
+    for row in rows:
+        total = (total + row.astype(dtype)).astype(dtype)
+    return total
 
 
 def _make_rms_norm(fault: str) -> Callable[..., NDArray]:
@@ -64,10 +75,11 @@ def _make_rms_norm_vjp(fault: str) -> Callable[..., Any]:
         n, s = _normal(_packed(x) if fault == "packed_in_forward_only" else x, eps)
         if fault == "statistics_in_half":
             s = s.astype(np.float16).astype(x.dtype)
-        h = g * weight
+        h = g if fault == "weight_applied_last" else g * weight
         along = 0 if fault == "projection_dropped" else n * (h * n).mean(axis=-1, keepdims=True)
         centre = h.mean(axis=-1, keepdims=True) if fault == "backward_of_layer_norm" else 0
         dx = ((h - centre - along) / s).astype(x.dtype)
+        dx = weight * dx if fault == "weight_applied_last" else dx
         if fault == "cotangent_overwritten" and g.flags.writeable:
             g[...] = dx
         if fault == "weight_has_no_gradient":
@@ -226,12 +238,18 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "eps_ignored_in_backward": ("TIM-VX#589", "eps is 0 in the backward"),
         "weight_ignored_in_backward": ("unsloth#4533", "dx as if the weight were 1"),
     },
+    "layer_norm/jacobian-is-symmetric": {
+        "weight_applied_last": ("mutation: order of gain and projection", "dx = w A g for A (w g)"),
+    },
     "layer_norm/weight-gradient-obeys-euler": {
         "weight_from_the_input": ("mutation: x for its normal form", "dweight = sum g x"),
         "weight_over_the_wrong_axis": ("mutation: axis of the sum", "summed over channels for rows"),
     },
     "layer_norm/bias-gradient-is-the-sum-of-the-cotangent": {
         "bias_is_a_mean": ("mutation: mean for sum", "dbias is the mean over rows"),
+    },
+    "layer_norm/gradient-counts-every-row": {
+        "summed_in_storage": ("llm.c#428", "sums over rows are held in bfloat16, and stall"),
     },
     "layer_norm/rank-changes-no-gradient": {
         "rank_two_assumed": ("FlagGems#5392", "rows = shape[0] in the backward"),
@@ -254,6 +272,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "rms_norm/gradient-along-the-row-is-what-eps-leaves": {
         "one_forgotten_in_backward": ("Liger-Kernel#85", "the gain is weight in the backward, 1 + weight before"),
         "projection_dropped": ("mutation: root mean square taken for a constant", "no share goes through the root"),
+    },
+    "rms_norm/jacobian-is-symmetric": {
+        "weight_applied_last": ("mutation: order of gain and projection", "dx = w A g for A (w g)"),
     },
     "rms_norm/rank-changes-no-gradient": {
         "rank_two_assumed": ("FlagGems#5392", "rows = shape[0] in the backward"),
@@ -317,7 +338,11 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
 _SHORT = {"feed_forward": "ffn"}
 VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {"correct": {}}
 FAULTS: dict[str, Fault] = {}
-CAPABILITIES = {"rms_norm_one_forgotten_in_backward": {"rms_norm": Capabilities(rms_weight="one_plus")}}
+_DTYPES = {"layer_norm_summed_in_storage": "bfloat16"}
+CAPABILITIES = {
+    "layer_norm_summed_in_storage": {"layer_norm": Capabilities(dtypes=("float32", "bfloat16"))},
+    "rms_norm_one_forgotten_in_backward": {"rms_norm": Capabilities(rms_weight="one_plus")},
+}
 for _operation, (_make, _make_vjp) in _OPERATIONS.items():
     VARIANTS["correct"] |= {_operation: _make("correct"), f"{_operation}_vjp": _make_vjp("correct")}
 for _law, _mistakes in _TABLE.items():
@@ -325,5 +350,5 @@ for _law, _mistakes in _TABLE.items():
     _make, _make_vjp = _OPERATIONS[_operation]
     for _mistake, (_source, _summary) in _mistakes.items():
         _variant = f"{_SHORT.get(_operation, _operation)}_{_mistake}"
-        FAULTS[_variant] = Fault(_operation, _law, _source, _summary)
+        FAULTS[_variant] = Fault(_operation, _law, _source, _summary, _DTYPES.get(_variant, "float32"))
         VARIANTS[_variant] = {_operation: _make(_mistake), f"{_operation}_vjp": _make_vjp(_mistake)}
