@@ -15,8 +15,11 @@ from veriformer.budgets.bound import Array, Bound, added
 from veriformer.budgets.precision import Precision
 
 RUNS = 16
-FACTOR = 4.0
-SEEN = 1.5
+FACTOR, FACTOR_LOW = 4.0, 6.0
+"""Budget in units of the deviations seen; the second one for gradients in 16 bits."""
+_SINGLE = 2.0**-24
+SEEN = 0.375
+"""The largest deviation counts like so many times itself: jumps (relu) that few runs see are allowed."""
 
 
 def perturbed(
@@ -37,7 +40,7 @@ def perturbed(
     -> a Bound for each result, a Bound for each name in wrt.
 
         y_r = function with every inexact step moved by ±(its rounding error at most), r = 1 … runs
-        d² = mean_r |y_r - y|²,   E = factor sqrt((d² + mean d² over the last axis)/2)
+        d² = mean_r |y_r - y|²,   E = factor max(sqrt((d² + mean d² over the last axis)/2), 3/8 max_r |y_r - y|)
 
     Source: Stott Parker 1997 (Monte Carlo Arithmetic) for the idea; the sizes of the roundings are those of
     `veriformer.budgets.rounding`.
@@ -51,42 +54,44 @@ def perturbed(
     from veriformer.budgets.rounding import Rounding
 
     mode = Rounding(precision, runs)
-    tensors: dict[str, Any] = {}
-    for name, array in arrays.items():
-        tensor = torch.from_numpy(np.array(array, order="C"))
-        tensors[name] = Replicas(tensor[None]) if array.dtype == np.float64 else tensor
-        if name in wrt:
-            tensors[name].requires_grad_()
+    tensors = {name: _tensor(array) for name, array in arrays.items()}
+    for name in wrt:
+        tensors[name].requires_grad_()
     with mode, torch.set_grad_enabled(bool(wrt)):
         found = function(tensors)
         results = (found,) if isinstance(found, torch.Tensor) else tuple(found)
-        grads = _gradients(mode, results, cotangents, [tensors[name] for name in wrt])
-    factor = FACTOR if factor is None else factor
-    bounds = tuple(_bound(_rows(mode, y, runs), precision, factor) for y in results)
-    shapes = [arrays[name].shape for name in wrt]
-    moved = [
-        np.zeros((1, *shape)) if g is None else _rows(mode, g, runs) for g, shape in zip(grads, shapes, strict=True)
+        gradients = _gradients(mode, results, cotangents, [tensors[name] for name in wrt])
+    bounds = tuple(_bound(_rows(mode, y), precision, factor or FACTOR) for y in results)
+    factor = factor or (FACTOR_LOW if precision.u_out > _SINGLE else FACTOR)
+    rows = [
+        np.zeros((1, *tensors[n].shape)) if g is None else _rows(mode, g) for n, g in zip(wrt, gradients, strict=True)
     ]
-    return bounds, {name: _bound(rows, precision, factor) for name, rows in zip(wrt, moved, strict=True)}
+    return bounds, {name: _bound(moved, precision, factor) for name, moved in zip(wrt, rows, strict=True)}
+
+
+def _tensor(array: Array) -> Any:
+    """An array as all versions of it, which are still equal; integers and booleans as they are."""
+    import torch
+
+    from veriformer.budgets.replicas import Replicas
+
+    tensor = torch.from_numpy(np.array(array, order="C"))
+    return Replicas(tensor[None]) if tensor.is_floating_point() else tensor
 
 
 def _gradients(mode: Any, results: Sequence[Any], cotangents: Sequence[Array | None] | None, wrt: list[Any]) -> Any:
     """The gradients by autograd; None where the results do not depend on an array."""
     import torch
 
-    from veriformer.budgets.replicas import Replicas
-
     given = cotangents or [None] * len(results)
     pairs = [(y, c) for y, c in zip(results, given, strict=True) if c is not None and y.requires_grad]
     if not pairs or not wrt:
         return [None] * len(wrt)
     mode.backward = True
-    ends = [y for y, _ in pairs]
-    starts = [Replicas(torch.from_numpy(np.array(c, dtype=np.float64, order="C"))[None]) for _, c in pairs]
-    return torch.autograd.grad(ends, wrt, starts, allow_unused=True)
+    return torch.autograd.grad([y for y, _ in pairs], wrt, [_tensor(c) for _, c in pairs], allow_unused=True)
 
 
-def _rows(mode: Any, y: Any, runs: int) -> Array:
+def _rows(mode: Any, y: Any) -> Array:
     """All versions of a result, without the storage rounding that every result is granted."""
     from veriformer.budgets.replicas import Replicas
 
@@ -104,9 +109,9 @@ def _bound(rows: Array, p: Precision, factor: float) -> Bound:
     with np.errstate(all="ignore"):
         still = (rows == value).all(axis=0) | np.isnan(rows).all(axis=0)
         spread = np.where(still, 0.0, _rms(shifts, 0))
-        pooled = _rms(spread, -1) if value.ndim else spread
-        moved = factor * _rms(np.stack([spread, np.where(still & (value == 0), 0.0, pooled)]), 0)
-        moved = np.maximum(moved, SEEN * np.abs(shifts).max(axis=0, initial=0.0))
+        pooled = _rms(np.where(np.isfinite(spread), spread, 0.0), -1) if value.ndim else spread
+        moved = _rms(np.stack([spread, np.where(still & (value == 0), 0.0, pooled)]), 0)
+        moved = factor * np.maximum(moved, SEEN * np.abs(shifts).max(axis=0, initial=0.0))
         terms = {"roundings": moved, "output": p.u_out * np.abs(value) + p.eta}
         terms = {name: np.where(np.isfinite(value), term, 0.0) for name, term in terms.items()}
         allowed = added(terms)

@@ -8,6 +8,7 @@ works above it and sees one ordinary tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,24 +17,36 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 Rows = torch.Tensor
 
 
+@dataclass
+class Due:
+    """A rounding that is made when an operation takes the value up; sums take products as they are.
+
+    own: that of the operation, in units of u_acc |y|, or in absolute numbers. store, tiny: unit roundoff
+    and underflow of storing the value. bounded: the dtype's range counts. product: of two arrays.
+    """
+
+    own: float | Rows = 0.0
+    store: float = 0.0
+    tiny: float = 0.0
+    bounded: bool = False
+    product: bool = False
+
+
 class Replicas(torch.Tensor):
     """The versions of one tensor, and what is known of how they came about.
 
-    rows[R, …]: the versions. acc, unit, product: a rounding that is still to be made (`Rounding.settle`).
-    later[R, …]: what the backward finds in place of rows, where an algorithm recomputes or saves coarsely.
-    role: which part of a softmax or of a norm this is. mass[1, …]: sum of the magnitudes it was summed from.
-    excess[1, …]: what the mean over the last axis may have been left out of (`Rounding`). ranged: it may overflow.
+    rows[R, …]: the versions. due: the rounding still to be made. later[R, …]: what the backward finds in
+    place of rows, where an algorithm recomputes or saves coarsely. role: which part of a softmax or norm
+    this is (`roles`). mass[1, …]: magnitudes that a sum was made of, even where they cancelled.
+    excess[1, …]: what an algorithm may leave out of a mean over the last axis.
     """
 
     rows: Rows
-    acc: float | Rows
-    unit: float
-    product: bool
+    due: Due
     later: Rows | None
-    role: tuple[str, Any] | None
+    role: Any
     mass: Rows | None
-    excess: Rows | None = None
-    ranged: bool = False
+    excess: Rows | None
 
     @staticmethod
     def __new__(cls, rows: Rows, **known: Any) -> Replicas:
@@ -47,15 +60,14 @@ class Replicas(torch.Tensor):
         self,
         rows: Rows,
         *,
-        acc: float | Rows = 0.0,
-        unit: float = 0.0,
-        product: bool = False,
+        due: Due | None = None,
         later: Rows | None = None,
-        role: tuple[str, Any] | None = None,
+        role: Any = None,
         mass: Rows | None = None,
+        excess: Rows | None = None,
     ) -> None:
-        self.rows, self.acc, self.unit, self.product = rows, acc, unit, product
-        self.later, self.role, self.mass = later, role, mass
+        self.rows, self.due, self.later = rows, due or Due(), later
+        self.role, self.mass, self.excess = role, mass, excess
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
