@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veriformer.declarations import Capabilities
+from veriformer.declarations import Capabilities, Expected
 
 FRAMEWORK = "torch"
 Window = tuple[int | None, int | None]
@@ -183,3 +183,14 @@ CAPABILITIES = {
     "one_call": {"varlen_attention": Capabilities(nonpositive_scale=True, zero_lengths=True)},
     "nested": {"varlen_attention": Capabilities(nonpositive_scale=True, grouped_heads=False)},
 }
+EXPECTED = [
+    Expected(
+        "varlen_attention/gradient-does-not-depend-on-the-layout",
+        reason="the backward of jagged nested tensors reads a cotangent from the start of its storage, not its offset",
+        case={
+            "q": [[[0.0]]], "k": [[[0.0]]], "v": [[[1.0]]], "q_offsets": [0, 1, 1], "k_offsets": [0, 1, 1],
+            "layout": "offset",
+        },
+        variants=("nested",),
+    ),
+]  # fmt: skip
