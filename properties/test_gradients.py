@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from veriformer.case import LAYOUTS, Case
-from veriformer.expect import Refused, expect, expect_close
+from veriformer.expect import Refused, expect, expect_close, listed
 from veriformer.law import Domain, Recipe, choice, law
 from veriformer.operations import OPERATIONS
+from veriformer.oracle import shapes
 from veriformer.properties.attention_cases import PICKS, attention_cases
 from veriformer.properties.attention_changes import without_undefined_rows
 from veriformer.properties.cotangents import cotangent_of, differentiable, expect_gradients, graded
@@ -15,6 +16,8 @@ from veriformer.properties.every_case import EVERY, by_operation
 from veriformer.subject import Subject
 
 SMOOTH = tuple(name for name in EVERY if OPERATIONS[name].differentiable)
+ROWS = ("layer_norm", "rms_norm", "gelu", "relu", "feed_forward", "dropout", "embedding")
+"""Operations whose laws about inputs left untouched stand in `test_rows_gradients`."""
 
 
 def gradient_cases(examples: int) -> Recipe:
@@ -118,3 +121,23 @@ def gradient_does_not_depend_on_the_layout(subject: Subject, case: Case, layout:
         if found[name] is not None:
             allowed = 2 * bounds[name].allowed
             expect_close(found[name], packed[name], allowed, largest=subject.largest, what=f"the gradient of {name} is")
+
+
+@law(
+    tuple(name for name in SMOOTH if name not in ROWS),
+    case=gradient_cases(6),
+    kind="hygiene",
+    needs={"gradients"},
+    source="R04",
+    relative=False,
+    kills=(
+        "attention_backward.py:cotangent_overwritten",
+        "vjp.py:attention_vjp_scales_query_in_place",
+        "vjp.py:softmax_vjp_overwrites_the_cotangent",
+    ),
+)
+def backward_leaves_inputs_untouched(subject: Subject, case: Case) -> None:
+    """The backward changes no bit of the inputs and of the cotangent."""
+    cotangents = (cotangent_of(case, 0), *[None] * (len(shapes(case)) - 1))
+    changed = subject.outcome(case, differentiable(case, subject.capabilities), cotangents).changed
+    expect(not changed, "input changed", f"{listed(changed or '-')} changed in the backward, wanted it untouched")

@@ -52,8 +52,8 @@ class Request:
 class Outcome:
     """What came of one call.
 
-    kind: ok | refused | raised | type | crash | timeout. changed and aliased name input arrays;
-    state names global state; stale tells that an earlier result changed during this call (these four
+    kind: ok | refused | raised | type | crash | timeout. changed and aliased name input arrays, changed
+    "cotangent" too; state names global state; stale tells that an earlier result changed during this call (these four
     only where the request asked to watch).
     gradients: None where the function gave none for that input.
     """
@@ -101,7 +101,7 @@ class Boundary:
     """One operation of one implementation, in its own process or in ours.
 
     vjp: its OPERATION_vjp, where there is one; else gradients come from the framework. Keeps the latest
-    results, so that a call that writes into an earlier result is seen.
+    results, so that a call that writes into an earlier result is seen, and the cotangents that it was given.
     """
 
     function: Callable[..., Any]
@@ -110,6 +110,7 @@ class Boundary:
     framework: Any
     vjp: Callable[..., Any] | None = None
     kept: list[tuple[Any, np.ndarray]] = field(default_factory=list)
+    given: list[tuple[Any, bytes]] = field(default_factory=list)
 
     def cross(self, request: Request) -> Outcome:
         """Make the call and report on it; only a real interrupt of the user passes through."""
@@ -118,6 +119,7 @@ class Boundary:
         except Exception as error:
             return Outcome("raised", f"the suite could not build the arguments: {error!r}")
         before = {name: self._bytes(native) for name, native in natives.items()} if request.watch else {}
+        self.given = []
         memory = self.framework.remember()
         state = self.framework.state() if request.watch else {}
         start = time.perf_counter()
@@ -129,6 +131,8 @@ class Boundary:
             self.framework.restore(memory)
         outcome.state = tuple(name for name in state if state[name] != now[name])
         outcome.changed = tuple(name for name, values in before.items() if self._bytes(natives[name]) != values)
+        if any(self._bytes(cotangent) != values for cotangent, values in self.given):
+            outcome.changed += ("cotangent",)
         return outcome
 
     def _shared(self, results: list[Any], natives: dict[str, Any]) -> tuple[list[str], str]:
@@ -214,6 +218,8 @@ class Boundary:
             else self._heads_swapped(self.framework.native(c, self.framework.read(r)[1], request.layout))
             for r, c in zip(results, request.cotangents, strict=True)
         ]
+        if request.watch:
+            self.given = [(c, self._bytes(c)) for c in cotangents if c is not None]
         wanted = request.gradient or ()
         if self.vjp is None:
             return self.framework.gradients(results, cotangents, {name: natives[name] for name in wanted})  # type: ignore[no-any-return]

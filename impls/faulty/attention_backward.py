@@ -62,6 +62,8 @@ class _Attention(torch.autograd.Function):
         dv = _grouped(_value_weights(p, logits, fault).mT @ do, v, fault)
         dbias = None if bias is None else _unspread(ds, bias, call)
         dsink = None if sink is None else _sink(-(rest * delta), fault)
+        if fault == "cotangent_overwritten":
+            cotangents[0].copy_(out)
         return _cleared(dq, call), dk, dv, dbias, dsink, None
 
 
@@ -287,6 +289,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "attention/gradient-is-linear-in-the-cotangent": {
         "cotangent_clipped": ("mutation: clipping left in a kernel", "the cotangent is cut to [-2, 2]"),
         "workspace_not_cleared": ("mutation: a kept buffer", "dq is added to that of the previous call"),
+    },
+    "attention/backward-leaves-inputs-untouched": {
+        "cotangent_overwritten": ("Liger-Kernel#370", "the cotangent's memory is used for something else"),
     },
     "attention/gradient-is-finite": {
         "without_maximum": ("mutation: softmax recomputed plainly", "exp(s) overflows in the backward"),

@@ -106,10 +106,13 @@ def _attention_vjp(fault: str) -> Callable[..., Any]:
     ) -> tuple[NDArray | None, ...]:  # fmt: skip
         """ds = p (dp - sum p dp), dq = ds k scale, dk = ds^T q scale, dv = p^T do, each key head's summed."""
         p, g = _attention_weights(q, k, mask, bias, causal, scale), cotangent
+        if fault == "attention_vjp_scales_query_in_place":
+            q *= q.dtype.type(_factor(q, scale))
         dp = g @ _each_head(v, q).swapaxes(-1, -2)
         ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
         dq = ds @ _each_head(k, q) * _factor(q, scale)
-        dk, dv = ds.swapaxes(-1, -2) @ q * _factor(q, scale), p.swapaxes(-1, -2) @ g
+        scaled = q if fault == "attention_vjp_scales_query_in_place" else q * _factor(q, scale)
+        dk, dv = ds.swapaxes(-1, -2) @ scaled, p.swapaxes(-1, -2) @ g
         if fault != "attention_vjp_of_query_heads":
             dk, dv = (each.reshape(*a.shape[:2], -1, *a.shape[2:]).sum(axis=2) for each, a in ((dk, k), (dv, v)))
         if fault == "attention_vjp_batch_summed":
@@ -159,6 +162,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "attention/batch-rows-have-their-own-gradients": {
         "attention_vjp_batch_summed": ("mutation: a sum too many", "dk and dv are summed over the batch"),
+    },
+    "attention/backward-leaves-inputs-untouched": {
+        "attention_vjp_scales_query_in_place": ("mutation: in-place scaling", "the query is multiplied by the scale"),
     },
     "attention/gradient-exists": {
         "attention_vjp_without_bias": ("mutation: bias treated as a mask", "None for the gradient of bias"),
