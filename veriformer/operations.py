@@ -25,8 +25,8 @@ class Operation:
     keywords: the scalars and their defaults. required: keywords and options without a default. kinds:
     what arrays hold if not real numbers, "bool" or "int"; "constant" are real numbers without a
     gradient. params: weights of a composite, by dotted name ("*" for any number), and their axes; those
-    in a list and biases may be absent. results: names of what is returned. dtypes: those judged, where they do not follow from what the
-    framework has.
+    in a list and biases may be absent. results: names of what is returned. dtypes: those judged, where
+    they do not follow from what the framework has.
     """
 
     name: str
