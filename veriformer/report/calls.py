@@ -181,16 +181,29 @@ class Body:
 
     def gradient_lines(self, call: Call, number: int) -> list[str]:
         """Lines that take the gradients the law asked for."""
+        return [*self.cotangent_lines(call, number), *self.product_lines(call, number)]
+
+    def cotangents(self, call: Call, number: int) -> dict[int, str]:
+        """The variables of the cotangents, by the place of the result they belong to."""
+        places = [place for place, values in enumerate(call.cotangents) if values is not None]
+        given = places if call.gradient is not None else []
+        return {place: f"cotangent{number}" + (f"_{place}" if place else "") for place in given}
+
+    def cotangent_lines(self, call: Call, number: int) -> list[str]:
+        """Lines that make the cotangents."""
+        return [
+            f"{name} = {self.cotangent(call, place, name)}" for place, name in self.cotangents(call, number).items()
+        ]
+
+    def product_lines(self, call: Call, number: int) -> list[str]:
+        """Lines that take the gradients for these cotangents."""
         if call.gradient is None:
             return []
-        names = {place: f"cotangent{number}" + (f"_{place}" if place else "") for place in self.counting(call)}
-        lines = [f"{name} = {self.cotangent(call, place, name)}" for place, name in names.items()]
         if call.operation in self.implementation.description.vjps:
-            return [*lines, *self.vjp_lines(call, number, names)]
+            return [self.vjp_line(call, number), *self.named_lines(call, number)]
         inputs = ", ".join(variable(name, number) for name in call.gradient)
-        pairs = ", ".join(f"(results{number}[{place}], {name})" for place, name in names.items())
+        pairs = ", ".join(f"(results{number}[{i}], {name})" for i, name in self.cotangents(call, number).items())
         return [
-            *lines,
             f"found = [None] * {len(call.gradient)}",
             f"pairs = [(result, weight) for result, weight in [{pairs}] if result.requires_grad]",
             "if pairs:",
@@ -198,10 +211,6 @@ class Body:
             f"    found = torch.autograd.grad(outs, [{inputs}], weights, allow_unused=True)",
             f"gradients{number} = dict(zip({list(call.gradient)!r}, found))",
         ]
-
-    def counting(self, call: Call) -> list[int]:
-        """Places of the results that have a cotangent."""
-        return [place for place, values in enumerate(call.cotangents) if values is not None]
 
     def cotangent(self, call: Call, place: int, name: str) -> str:
         """An expression for the cotangent of one result."""
@@ -211,21 +220,27 @@ class Body:
         dtype = call.outcome.dtypes[place] if call.outcome.dtypes else call.case.dtype
         return self.array(Literal(values, dtype, call.case.layout), name)
 
-    def vjp_lines(self, call: Call, number: int, names: dict[int, str]) -> list[str]:
-        """Lines that ask OPERATION_vjp; cotangents of results that do not count are zeros."""
-        table = OPERATIONS[call.operation]
-        zeros = "torch.zeros_like" if self.torch else "np.zeros_like"
-        seeds = [names.get(i, f"{zeros}(results{number}[{i}])") for i in range(len(table.results))]
+    def vjp_line(self, call: Call, number: int) -> str:
+        """The line that asks OPERATION_vjp; cotangents of results that do not count are zeros."""
+        names, zeros = self.cotangents(call, number), "torch.zeros_like" if self.torch else "np.zeros_like"
+        results = range(len(OPERATIONS[call.operation].results))
+        seeds = [names.get(i, f"{zeros}(results{number}[{i}])") for i in results]
         seed = f"({', '.join(seeds)})" if len(seeds) > 1 else seeds[0]
+        return f"found = {call.operation}{VJP}({', '.join([seed, *self.given(call, number)])})"
+
+    def named_lines(self, call: Call, number: int) -> list[str]:
+        """Lines that give what OPERATION_vjp returned the names of the arrays."""
+        table = OPERATIONS[call.operation]
         places = [name for name in (*table.arrays, *table.options) if name in call.case.arrays]
         places[len(table.arrays) : len(table.arrays)] = ["params"] if table.params else []
-        lines = [f"found = {call.operation}{VJP}({', '.join([seed, *self.given(call, number)])})"]
-        lines += [f"gradients{number} = dict(zip({places!r}, found))"]
         weights = [name for name in call.gradient or () if name.startswith(PARAMS)]
         steps = ["".join(f"[{part!r}]" for part in name.split(".")[1:]) for name in weights]
-        return lines + [
-            f"gradients{number}[{name!r}] = gradients{number}['params']{step}"
-            for name, step in zip(weights, steps, strict=True)
+        return [
+            f"gradients{number} = dict(zip({places!r}, found))",
+            *(
+                f"gradients{number}[{name!r}] = gradients{number}['params']{step}"
+                for name, step in zip(weights, steps, strict=True)
+            ),
         ]
 
     def array(self, literal: Literal, name: str) -> str:

@@ -127,8 +127,15 @@ class Checks(Body):
         self.end("returned", "'the call returned:', returned")
 
     def _type(self, failure: Failure) -> None:
-        self.line(*self.inputs(failure.calls[-1], 1), self.call_line(failure.calls[-1], 1))
+        call = failure.calls[-1]
+        self.line(*self.inputs(call, 1), self.call_line(call, 1))
         kind = "torch.Tensor" if self.torch else "(np.ndarray, np.generic)"
+        if call.gradient is not None and call.operation in self.implementation.description.vjps:
+            self.line(*self.cotangent_lines(call, 1), self.vjp_line(call, 1))
+            self.line(f"fine = isinstance(found, (tuple, list)) and len(found) >= {len(call.case.table.positional)}")
+            self.line(f"fine = fine and all(g is None or isinstance(g, ({kind}, dict)) for g in found)")
+            self.end("fine", "'gradients are a', type(found).__name__")
+            return
         self.end(f"all(isinstance(r, {kind}) for r in results1)", "'returned', [type(r).__name__ for r in results1]")
 
     def _shape(self, failure: Failure) -> None:
@@ -138,7 +145,11 @@ class Checks(Body):
         for shape in shapes if self.swapped(call) else ():
             if len(shape) == 4:
                 shape[1], shape[2] = shape[2], shape[1]
+        self.line(*self.gradient_lines(call, 1))
         self.line(f"wanted = {[tuple(shape) for shape in shapes]}", "got = [tuple(r.shape) for r in results1]")
+        for name in call.gradient or ():
+            self.line(f"wanted.append(tuple({variable(name, 1)}.shape))")
+            self.line(f"got.append(wanted[-1] if gradients1[{name!r}] is None else tuple(gradients1[{name!r}].shape))")
         self.end("got == wanted", "'shapes', got, 'wanted', wanted")
 
     def _dtype(self, failure: Failure) -> None:
@@ -158,9 +169,10 @@ class Checks(Body):
 
     def _mutated(self, failure: Failure) -> None:
         call = failure.calls[-1]
-        self.line(*self.inputs(call, 1))
-        names = [variable(name, 1) for name in call.case.arrays]
+        self.line(*self.inputs(call, 1), *self.cotangent_lines(call, 1))
+        names = [*(variable(name, 1) for name in call.case.arrays), *self.cotangents(call, 1).values()]
         self.line(f"before = [{', '.join(map(self._bits, names))}]", self.call_line(call, 1))
+        self.line(*self.product_lines(call, 1))
         self.line(f"after = [{', '.join(map(self._bits, names))}]")
         self.end("before == after", "'inputs kept:', before == after")
 
@@ -219,13 +231,14 @@ class Checks(Body):
         )
         checks = []
         for number, call in enumerate(failure.calls, 1):
-            for i, result in enumerate(call.outcome.results):
+            outputs = {f"results{number}[{i}]": result for i, result in enumerate(call.outcome.results)}
+            outputs |= {f"gradients{number}[{n!r}]": g for n, g in call.outcome.gradients.items() if g is not None}
+            for i, (value, output) in enumerate(outputs.items()):
                 if self.large:
-                    self.script.data[f"recorded{number}_{i}"] = result
+                    self.script.data[f"recorded{number}_{i}"] = output
                     recorded = f"data['recorded{number}_{i}']"
                 else:
-                    recorded = f"np.array({result.tolist()!r})"
-                value = f"results{number}[{i}]"
+                    recorded = f"np.array({output.tolist()!r})"
                 checks.append(f"np.array_equal({self._doubles(value)}, {recorded}, equal_nan=True)")
         self.line("same = [", *(f"    {check}," for check in checks), "]")
         self.end("not all(same)", "'outputs equal the wrong ones on record:', same")
