@@ -49,6 +49,6 @@ def test_a_script_tells_a_wrong_backward_from_a_right_one(file: str, variant: st
     broken, right = tmp_path / "broken.py", tmp_path / "right.py"
     save(script_of(row, one), broken)
     text = broken.read_text()
-    assert repr(variant) in text
-    right.write_text(text.replace(repr(variant), "'correct'"))
+    assert f'["{variant}"]' in text
+    right.write_text(text.replace(f'["{variant}"]', '["correct"]'))
     assert (code(broken), code(right)) == (1, 0)
