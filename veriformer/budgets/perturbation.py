@@ -50,7 +50,6 @@ def perturbed(
     """
     import torch
 
-    from veriformer.budgets.replicas import Replicas
     from veriformer.budgets.rounding import Rounding
 
     mode = Rounding(precision, runs)

@@ -38,7 +38,8 @@ class Replicas(torch.Tensor):
     rows[R, …]: the versions. due: the rounding still to be made. later[R, …]: what the backward finds in
     place of rows, where an algorithm recomputes or saves coarsely. role: which part of a softmax or norm
     this is (`roles`). mass[1, …]: magnitudes that a sum was made of, even where they cancelled.
-    excess[1, …]: what an algorithm may leave out of a mean over the last axis.
+    excess[1, …]: what an algorithm may leave out of a mean over the last axis. unknown[1, …]: of booleans,
+    where the numbers they compare are undetermined.
     """
 
     rows: Rows
@@ -47,6 +48,7 @@ class Replicas(torch.Tensor):
     role: Any
     mass: Rows | None
     excess: Rows | None
+    unknown: Rows | None
 
     @staticmethod
     def __new__(cls, rows: Rows, **known: Any) -> Replicas:
@@ -65,9 +67,10 @@ class Replicas(torch.Tensor):
         role: Any = None,
         mass: Rows | None = None,
         excess: Rows | None = None,
+        unknown: Rows | None = None,
     ) -> None:
         self.rows, self.due, self.later = rows, due or Due(), later
-        self.role, self.mass, self.excess = role, mass, excess
+        self.role, self.mass, self.excess, self.unknown = role, mass, excess, unknown
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -150,13 +150,23 @@ def quotient(mode: Rounding, made: Replicas, a: Replicas, b: Replicas) -> None:
     if isinstance(b.role, Total) and isinstance(a.role, (Exponential, Weights)):
         of = a.role if isinstance(a.role, Exponential) else a.role.of
         if of is b.role.of:
+            _weights(mode, made, a, b)
             made.role = Weights(of)
-            made.due.store, made.due.tiny = mode.p.u_probability, mode.p.eta_probability
-            made.later = None if a.later is None else a.later / b.rows
     elif isinstance(b.role, Deviation) and isinstance(a.role, Centred):
         _normed(mode, made, a, b)
     elif isinstance(b.role, Deviation) and isinstance(a.role, Normed):
         made.role = Normed(a.role.mass / b.rows[:1])
+
+
+def _weights(mode: Rounding, made: Replicas, e: Replicas, of: Replicas) -> None:
+    """made = e / Σ e. Undetermined where errors move half of the weights of a row to other keys."""
+    made.due.store, made.due.tiny = mode.p.u_probability, mode.p.eta_probability
+    made.later = None if e.later is None else e.later / of.rows
+    if len(made.rows) > 1 and not mode.backward:
+        moved = (made.rows[1:] - made.rows[:1]).abs().sum_to_size(len(made.rows) - 1, *of.rows.shape[1:])
+        lost = (moved > 1).any(0)
+        made.rows = undetermined(made.rows, lost)
+        made.later = None if made.later is None else undetermined(made.later, lost)
 
 
 def _normed(mode: Rounding, made: Replicas, c: Replicas, s: Replicas) -> None:

@@ -134,7 +134,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def shaped(rows: Rows | None) -> Any:
             return None if rows is None else together(func, [Stack(rows), *args[1:]], kwargs)
 
-        known = {"later": shaped(x.later), "mass": shaped(x.mass), "excess": shaped(x.excess)}
+        known = {name: shaped(getattr(x, name)) for name in ("later", "mass", "excess", "unknown")}
         return Replicas(shaped(x.rows), role=x.role, **known)
 
     def _negated(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -149,8 +149,10 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """where: beside a constant, what is known of a value stays; a product stays one."""
         condition, *pair = args
         versions = [x for x in pair if isinstance(x, Replicas)]
-        if len(versions) != 1 or any(x.ndim for x in pair if x is not versions[0]):
-            return self._exact("where", func, args, kwargs)
+        unknown = condition.unknown if isinstance(condition, Replicas) else None
+        if len(versions) != 1 or any(x.ndim for x in pair if x is not versions[0]) or unknown is not None:
+            made = self._exact("where", func, args, kwargs)
+            return made if unknown is None else Replicas(roles.undetermined(made.rows, unknown[0]))
         x = versions[0]
         if isinstance(condition, Replicas) or not x.due.product:
             self.settle(x)
@@ -170,10 +172,17 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made.role = roles.Peak()
         return made
 
-    def _equal(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """eq."""
-        made = self._exact("eq", func, args, kwargs)
-        if isinstance(made, Replicas) and self.backward:
+    def _compared(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Comparisons, and what is made of them: an undetermined number leaves it unknown what is selected."""
+        name = func.overloadpacket.__name__
+        made = self._exact(name, func, args, kwargs)
+        versions = [x for x in args if isinstance(x, Replicas)]
+        if not versions:
+            return made
+        parts = [x.rows[-1:].isnan() if x.dtype.is_floating_point else x.unknown for x in versions]
+        there = [part[0].expand(made.shape) for part in parts if part is not None and bool(part.any())]
+        made.unknown = torch.stack(there).any(0)[None] if there else None
+        if name == "eq" and self.backward:
             made.role = roles.places(args[0]) or roles.places(args[1])
         return made
 
@@ -389,7 +398,7 @@ _RULES: dict[str, Any] = {
     **dict.fromkeys(("sum", "mean"), Rounding._summed),
     **dict.fromkeys(("mm", "bmm"), Rounding._matrix),
     "amax": Rounding._highest,
-    "eq": Rounding._equal,
+    **dict.fromkeys("bitwise_and bitwise_not bitwise_or eq ge gt le lt ne".split(), Rounding._compared),
     "index_add": Rounding._added_at,
     "neg": Rounding._negated,
     "where": Rounding._selected,
