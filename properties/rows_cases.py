@@ -23,11 +23,15 @@ from veriformer.properties.cases import (
 from veriformer.properties.families import FAMILIES, fill
 
 FEED_FORWARD_SHAPES = (
-    (1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 3), (2, 3), (2, 2, 2), (3, 2, 3), (2, 3, 3), (3, 1, 4, 2), (2, 3, 2, 5),
+    (1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 3), (2, 2, 2), (3, 2, 3), (2, 3, 3), (3, 1, 4, 2), (2, 3, 2, 5),
     (4, 4, 4), (5, 3, 8), (2, 3, 5, 9), (7, 4, 4), (9, 8, 16), (2, 5, 17), (33, 3, 7), (1, 33, 31), (3, 8, 65),
     (65, 5, 4), (2, 130, 3), (3, 16, 127),
 )  # fmt: skip
-"""Axes of x and, last, the inner width; several with both widths alike, in which a transposed weight still fits."""
+"""Axes of x and, last, the inner width; several with both widths alike, in which a transposed weight still fits.
+
+A row without leading axes is left to a law of its own: torch squeezes its product in place, which the
+budgets of gradients cannot follow.
+"""
 
 EMBEDDING_SHAPES = (
     (1, 1, 1), (2, 2, 1), (1, 3, 2), (3, 2, 2), (4, 3, 3), (2, 2, 4, 3), (5, 4, 4), (6, 3, 2), (2, 3, 5, 3), (7, 7, 1),
