@@ -96,4 +96,46 @@ CAPABILITIES = {
     "fast": {"multi_head_attention": replace(_NN, gradients=False)},
     "fast_weights": {"multi_head_attention": replace(_NAN, gradients=False)},
 }
-EXPECTED: list[Expected] = []
+_ONE_ROW = {
+    "x": [[[1.0, 1.0]]], "memory": [[[1.0, 1.0]]], "heads": 2,
+    **{f"params.{name}": [[1.0, 0.0], [0.0, 1.0]] for name in ("wq", "wk", "wv", "wo")},
+}  # fmt: skip
+_NOTHING_SEEN = {**_ONE_ROW, "mask": [[[[False]]]]}
+EXPECTED = [
+    Expected(
+        "multi_head_attention/empty-row-is-as-declared",
+        reason="the fast path gives NaN for a row that sees nothing, where the path with gradients gives bo",
+        link="https://github.com/pytorch/pytorch/pull/190486",
+        case={**_NOTHING_SEEN, "params.bo": [0.0, 0.0]},
+        where="Tq == Tk",
+        variants=("fast",),
+        kind="not finite",
+    ),
+    Expected(
+        "multi_head_attention/gradient-ignores-unused-empty-rows",
+        reason="asked for weights, a row that sees nothing makes the gradient of every projection NaN",
+        link="https://github.com/pytorch/pytorch/issues/41508",
+        case=_NOTHING_SEEN,
+        variants=("weights",),
+        kind="not finite",
+    ),
+    Expected(
+        "multi_head_attention/large-scores-stay-finite",
+        reason="the paths that make weights hold scores in float16, where products of some hundreds are infinite",
+        link="https://github.com/pytorch/pytorch/issues/60939",
+        case=_ONE_ROW,
+        when={"dtype": "float16"},
+        variants=("weights", "fast_weights"),
+        kind="not finite",
+    ),
+    Expected(
+        "multi_head_attention/large-scores-stay-finite",
+        reason="the fast path holds scores in float16, where products of some hundreds are infinite",
+        link="https://github.com/pytorch/pytorch/issues/110505",
+        case={**_ONE_ROW, **{f"params.{name}": [0.0, 0.0] for name in ("bq", "bk", "bv", "bo")}},
+        when={"dtype": "float16"},
+        where="Tq == Tk",
+        variants=("fast",),
+        kind="not finite",
+    ),
+]
