@@ -6,13 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Capabilities", "Expected", "Report", "UsageError", "__version__", "check", "conformance"]
+__all__ = ["Capabilities", "Expected", "Report", "UsageError", "__version__", "check", "conformance", "torch_module"]
 
 if TYPE_CHECKING:
     from veriformer.calling import UsageError
     from veriformer.checking import Report, check
     from veriformer.conform import conformance
     from veriformer.declarations import Capabilities, Expected
+    from veriformer.modules import torch_module
 
 _HOMES = {
     "Capabilities": "veriformer.declarations",
@@ -21,6 +22,7 @@ _HOMES = {
     "UsageError": "veriformer.calling",
     "check": "veriformer.checking",
     "conformance": "veriformer.conform",
+    "torch_module": "veriformer.modules",
 }
 
 
