@@ -13,11 +13,13 @@ from veriformer.budgets import Bound, Precision
 from veriformer.case import Case
 from veriformer.declarations import Capabilities
 from veriformer.dialect import reference_call, words_of
+from veriformer.memory import Memory, key_of
 from veriformer.reference import visible_keys
 
 ATTENTIONS = ("attention", "attention_with_lse")
 COMPOSITES = ("multi_head_attention",)
 """Operations whose budgets come from perturbing the reference; the others have closed forms."""
+_MEMORY = Memory()
 
 
 def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
@@ -70,6 +72,13 @@ def allowed_keys(case: Case, capabilities: Capabilities | None = None) -> np.nda
 
 def bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:
     """Value and budget of every result. Composites need torch."""
+    return _MEMORY.get(  # type: ignore[no-any-return]
+        key_of(case, words_of(case.operation, capabilities), capabilities.empty_row, precision),
+        lambda: _bounds(case, capabilities, precision),
+    )
+
+
+def _bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:
     with np.errstate(over="ignore"):
         if case.operation in ATTENTIONS:
             return _attention(case, capabilities, precision)
@@ -92,7 +101,10 @@ def gradient_bounds(
     precision: Precision,
 ) -> dict[str, Bound]:
     """Value and budget of the vector-Jacobian product for each named array. Needs torch."""
-    return _perturbed(case, names, cotangents, capabilities, precision)[1]
+    return _MEMORY.get(  # type: ignore[no-any-return]
+        key_of(case, words_of(case.operation, capabilities), precision, names, cotangents),
+        lambda: _perturbed(case, names, cotangents, capabilities, precision)[1],
+    )
 
 
 def _perturbed(
