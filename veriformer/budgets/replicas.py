@@ -37,7 +37,8 @@ class Replicas(torch.Tensor):
 
     rows[R, …]: the versions. due: the rounding still to be made. later[R, …]: what the backward finds in
     place of rows, where an algorithm recomputes or saves coarsely. role: which part of a softmax or norm
-    this is (`roles`). mass[1, …]: magnitudes that a sum was made of, even where they cancelled.
+    this is (`roles`). mass[1, …], terms: magnitudes that a sum was made of, even where they cancelled, and
+    how many. again[1, …]: the error of a sum that is taken once more.
     excess[1, …]: what an algorithm may leave out of a mean over the last axis. unknown[1, …]: of booleans,
     where the numbers they compare are undetermined.
     """
@@ -47,6 +48,8 @@ class Replicas(torch.Tensor):
     later: Rows | None
     role: Any
     mass: Rows | None
+    terms: int
+    again: Rows | None
     excess: Rows | None
     unknown: Rows | None
 
@@ -66,11 +69,14 @@ class Replicas(torch.Tensor):
         later: Rows | None = None,
         role: Any = None,
         mass: Rows | None = None,
+        terms: int = 0,
+        again: Rows | None = None,
         excess: Rows | None = None,
         unknown: Rows | None = None,
     ) -> None:
         self.rows, self.due, self.later = rows, due or Due(), later
-        self.role, self.mass, self.excess, self.unknown = role, mass, excess, unknown
+        self.role, self.mass, self.terms, self.again = role, mass, terms, again
+        self.excess, self.unknown = excess, unknown
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -11,9 +11,10 @@ So nothing in the reference has to know of budgets, and a layer is treated like 
 
 Admitted, because kernels in use do it:
 - Weights are stored in p.u_probability before they meet the values, and so are gradients of logits.
-- With p.recomputes_probabilities the backward finds e (1 + u (|x| + |lse|)): weights formed once more as
-  exp(s - lse), which do not sum to 1. And D = Σ_j p_j dP_j, where dP_j = Σ_c dO_c v_jc, may be summed the
-  other way round, as rowsum(dO O) from a stored O: all the |dO| |v| count.
+- With p.recomputes_probabilities the backward finds e (1 + u (|x| + |lse|) + error of x): weights formed once
+  more as exp(s - lse), from scores s summed once more, so that they do not sum to 1. And D = Σ_j p_j dP_j,
+  where dP_j = Σ_c dO_c v_jc, may be summed the other way round, as rowsum(dO O) from a stored O: all the
+  |dO| |v| count.
 - With p.saved_statistics the backward finds mean and deviation (of softmax: lse) rounded once more.
 - z may be formed as x scale + shift, with shift = -mean / s; Σ g z as Σ g x - mean Σ g; and mean(c), which
   is only 0 up to rounding, may be left out of the gradient of the mean.
@@ -26,7 +27,7 @@ stay exact.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,7 @@ class Gap:
     x: Rows
     y: Rows
     scale: float
+    again: Rows | None
     peak: Peak | None
 
 
@@ -101,10 +103,11 @@ class Share:
 
 def scaled(made: Replicas, x: Replicas, factor: float) -> None:
     """made = factor x, for a number."""
+    made.again = None if x.again is None else x.again * abs(factor)
     if isinstance(x.role, Square):
         made.role = x.role
     elif isinstance(x.role, Gap):
-        made.role = Gap(x.role.x, x.role.y, x.role.scale * abs(factor), x.role.peak)
+        made.role = replace(x.role, scale=x.role.scale * abs(factor))
 
 
 def shifted(made: Replicas, x: Replicas, number: float) -> None:
@@ -120,7 +123,7 @@ def difference(mode: Rounding, made: Replicas, x: Replicas, y: Replicas) -> None
         made.role = Centred(size, y.role.error + size * mode.p.u_statistics)
         made.later = _saved(mode, made.rows, y.rows[:1])
     else:
-        made.role = Gap(x.rows[:1], y.rows[:1], 1.0, y.role if isinstance(y.role, Peak) else None)
+        made.role = Gap(x.rows[:1], y.rows[:1], 1.0, x.again, y.role if isinstance(y.role, Peak) else None)
 
 
 def product(mode: Rounding, made: Replicas, a: Replicas, b: Replicas) -> None:
@@ -138,7 +141,11 @@ def _gradient(mode: Rounding, made: Replicas, x: Replicas, part: Replicas) -> No
         p = mode.p
         made.due.store, made.due.tiny, made.due.bounded = p.u_probability, p.eta_probability, True
     elif isinstance(part.role, Weights) and mode.p.recomputes_probabilities and x.mass is not None:
-        made.mass, made.role = x.mass * part.rows[:1].abs(), Share(mode.p.u_out, False)
+        unit = mode.p.u_out + mode.p.g(x.terms) * mode.p.u_acc
+        made.mass, made.role = x.mass * part.rows[:1].abs(), Share(unit, False)
+        if made.shape[-1:] == (1,):
+            # a single key: there will be no sum
+            made.due.own = made.mass[0] * (unit + mode.p.u_acc)
     elif isinstance(part.role, Normed):
         made.mass, made.role = x.rows[:1].abs() * part.role.mass, Share(0.0, True)
     elif isinstance(part.role, Centred):
@@ -162,7 +169,7 @@ def _weights(mode: Rounding, made: Replicas, e: Replicas, of: Replicas) -> None:
     """made = e / Σ e. Undetermined where errors move half of the weights of a row to other keys."""
     made.due.store, made.due.tiny = mode.p.u_probability, mode.p.eta_probability
     made.later = None if e.later is None else e.later / of.rows
-    if len(made.rows) > 1 and not mode.backward:
+    if len(made.rows) > 1:
         moved = (made.rows[1:] - made.rows[:1]).abs().sum_to_size(len(made.rows) - 1, *of.rows.shape[1:])
         lost = (moved > 1).any(0)
         made.rows = undetermined(made.rows, lost)
@@ -193,6 +200,8 @@ def exponential(mode: Rounding, made: Replicas, x: Replicas) -> None:
         size, peak = (torch.nan_to_num(rows[0].abs() * x.role.scale, posinf=0.0) for rows in (x.role.x, x.role.y))
         lse = peak + math.log(max(size.numel() / max(peak.numel(), 1), 1.0))
         amplitude = (size + lse + C) * mode.p.u_acc
+        if x.role.again is not None:
+            amplitude = amplitude + x.role.again[0] * x.role.scale
         own = mode.shifts(made.rows[0], amplitude)
         row = mode.shifts(peak, lse * max(mode.p.u_acc, mode.p.u_statistics))
         made.later = undetermined(made.rows * torch.exp(own + row), amplitude > 0.5)
@@ -221,13 +230,15 @@ def peak_gradient(mode: Rounding, rows: Rows) -> Rows:
 
 
 def total(mode: Rounding, made: Replicas, x: Replicas, sizes: Rows) -> None:
-    """made = sum of x; sizes: the sum of |x|."""
+    """made = sum of x; sizes: the sum of |x|. Its own rounding is due."""
     if isinstance(x.role, Exponential):
         made.role = Total(x.role)
     elif isinstance(x.role, Square):
         made.role = x.role
     if mode.backward:
-        made.mass = sizes
+        made.mass, made.terms = sizes, x.numel() // max(made.numel(), 1)
+    else:
+        made.again = torch.as_tensor(made.due.own)[None]
 
 
 def mean(mode: Rounding, made: Replicas, x: Replicas) -> None:

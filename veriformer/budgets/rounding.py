@@ -134,8 +134,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def shaped(rows: Rows | None) -> Any:
             return None if rows is None else together(func, [Stack(rows), *args[1:]], kwargs)
 
-        known = {name: shaped(getattr(x, name)) for name in ("later", "mass", "excess", "unknown")}
-        return Replicas(shaped(x.rows), role=x.role, **known)
+        known = {name: shaped(getattr(x, name)) for name in ("later", "mass", "again", "excess", "unknown")}
+        return Replicas(shaped(x.rows), role=x.role, terms=x.terms, **known)
 
     def _negated(self, func: Any, args: Any, kwargs: Any) -> Any:
         """neg: magnitudes stay."""
@@ -149,10 +149,11 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """where: beside a constant, what is known of a value stays; a product stays one."""
         condition, *pair = args
         versions = [x for x in pair if isinstance(x, Replicas)]
-        unknown = condition.unknown if isinstance(condition, Replicas) else None
-        if len(versions) != 1 or any(x.ndim for x in pair if x is not versions[0]) or unknown is not None:
+        if len(versions) != 1 or any(x.ndim for x in pair if x is not versions[0]):
             made = self._exact("where", func, args, kwargs)
-            return made if unknown is None else Replicas(roles.undetermined(made.rows, unknown[0]))
+            if versions:
+                made.again = _chosen(condition, *(x.again if isinstance(x, Replicas) else None for x in pair))
+            return self._disputed(made, condition)
         x = versions[0]
         if isinstance(condition, Replicas) or not x.due.product:
             self.settle(x)
@@ -163,7 +164,19 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return None
             return together(func, [where, *(Stack(rows) if a is x else a for a in pair)], kwargs)
 
-        return Replicas(picked(x.rows), due=x.due, later=picked(x.later), role=x.role, excess=picked(x.excess))
+        known = {name: picked(getattr(x, name)) for name in ("later", "again", "excess")}
+        return self._disputed(Replicas(picked(x.rows), due=x.due, role=x.role, **known), condition, x)
+
+    def _disputed(self, made: Any, condition: Any, x: Replicas | None = None) -> Any:
+        """Undetermined where it is unknown what is selected, or where x is and versions select otherwise."""
+        if not isinstance(condition, Replicas):
+            return made
+        if condition.unknown is not None:
+            made.rows = roles.undetermined(made.rows, condition.unknown[0])
+        if x is not None and bool(x.rows[-1:].isnan().any()):
+            split = condition.rows.any(0) & ~condition.rows.all(0)
+            made.rows = roles.undetermined(made.rows, split & x.rows[-1].isnan())
+        return made
 
     def _highest(self, func: Any, args: Any, kwargs: Any) -> Any:
         """amax."""
@@ -222,6 +235,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         both = isinstance(a, Replicas) and isinstance(b, Replicas)
         made.due = self._stored(1.0, bounded=both)
         made.excess = _either(*(x.excess for x in (a, b) if isinstance(x, Replicas)))
+        made.again = _either(*(x.again for x in (a, b) if isinstance(x, Replicas)))
         if isinstance(a, Replicas) and isinstance(b, Replicas):
             if func.overloadpacket.__name__ == "sub":
                 roles.difference(self, made, a, b)
@@ -311,7 +325,11 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         total = sizes[0] @ sizes[1]
         errors = ((sizes[0] ** 2) @ (sizes[1] ** 2)).sqrt() if self._typical() else total
         own = torch.maximum(errors[0] * (p.g(n) * p.u_acc), total[0].clamp(max=n * p.eta_acc))
-        made.due, made.mass = self._stored(own, bounded=True), total if self.backward else None
+        made.due = self._stored(own, bounded=True)
+        if self.backward:
+            made.mass, made.terms = total, n
+        else:
+            made.again = own[None]
         return made
 
     def _added_at(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -342,6 +360,14 @@ def _has_floats(args: Any) -> bool:
 def _lifted(a: Any) -> Any:
     """An array that the function made itself, as a Replicas of one version."""
     return Replicas(a[None]) if isinstance(a, torch.Tensor) and not isinstance(a, Replicas) else a
+
+
+def _chosen(condition: Any, a: Rows | None, b: Rows | None) -> Rows | None:
+    """What where makes of something known of its branches, in the exact version."""
+    if a is None and b is None:
+        return None
+    where = condition.rows[:1] if isinstance(condition, Replicas) else condition
+    return torch.where(where, 0.0 if a is None else a, 0.0 if b is None else b)
 
 
 def _either(*parts: Rows | None) -> Rows | None:
