@@ -17,6 +17,8 @@ from veriformer.calling import UsageError, nearest
 from veriformer.targets import Options, words
 
 FOLDER = ".veriformer"
+FIRST_LOOK = "float32"
+"""The dtype of a check without targets; naming an effort or a dtype asks for more."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -105,11 +107,12 @@ def run_check(given: argparse.Namespace) -> int:
     from veriformer.report.live import show_run
 
     bare = not given.targets
+    first_look = bare and not given.effort and not given.dtype
     effort = given.effort or "ci"
     seed = given.seed if given.seed is not None else secrets.randbelow(10**6) if effort == "deep" else 0
     options = options_of(given)
     settings = Settings(
-        effort, seed, given.max_time, words(given.dtype), words(given.law), words(given.require),
+        effort, seed, given.max_time, (FIRST_LOOK,) if first_look else words(given.dtype), words(given.law), words(given.require),
         not given.in_process, given.timeout,
     )  # fmt: skip
     with ExitStack() as stack:

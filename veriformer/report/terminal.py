@@ -56,6 +56,7 @@ def header(console: Console, report: Report) -> None:
     about, settings = environment(), report.settings
     console.print(
         f"[bold]veriformer {about['veriformer']}[/]  level {LEVEL}  effort {settings.effort}  seed {settings.seed}"
+        + (f"  dtypes {', '.join(settings.dtypes)}" if settings.dtypes else "")
     )
     console.print(f"Python {about['python']}  numpy {about['numpy']}  threads {threads(report)}")
     for implementation in report.implementations:
