@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from veriformer.case import Case
+from veriformer.declarations import Capabilities
 from veriformer.law import Domain
 from veriformer.oracle import allowed_keys
 from veriformer.properties.attention_build import MASKS, Wish, lengths_for, make_mask, settled, tamed
@@ -50,9 +51,9 @@ def seen_as_attention(case: Case) -> Case:
     return Case("attention", {"q": q, "k": k, "v": k, "mask": case["mask"]}, {"causal": case["causal"]}, case.dtype)
 
 
-def seen_rows(case: Case) -> np.ndarray:
+def seen_rows(case: Case, capabilities: Capabilities) -> np.ndarray:
     """Which rows of memory each head sees at each query of multi_head_attention, bool[B,H,Tq,Tk]."""
-    return allowed_keys(seen_as_attention(case))
+    return allowed_keys(seen_as_attention(case), capabilities)
 
 
 def weights(row: Sizes, flags: Flags, families: Sequence[str], seed: int, dtype: str) -> dict[str, np.ndarray]:

@@ -16,6 +16,8 @@ from veriformer.properties.attention_family_build import Flags, Sizes, cached_ca
 
 FILLS = ("integers", "normal", "one_hot", "constant", "large_mean", "sparse", "ladder", "halves")
 """Families of values for tokens, queries, keys and values."""
+PLAIN = ("integers", "normal", "one_hot", "halves")
+"""Those whose numbers are small."""
 
 Build = Callable[[Domain, Sizes, Flags, Sequence[str], int], Case | None]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from veriformer.case import Case
+from veriformer.declarations import Capabilities
 from veriformer.expect import expect_same
 from veriformer.properties.attention_changes import magnitudes
 from veriformer.properties.attention_family_build import seen_rows
@@ -121,6 +122,11 @@ def regauged(case: Case, rng: np.random.Generator, values: bool) -> Case:
     return with_weights(with_each(case, change, "v"), wo=wo.reshape(case["params.wo"].shape))
 
 
+def first_position(case: Case, capabilities: Capabilities) -> int:
+    """Where the first row of x stands among the rows of memory."""
+    return 0 if capabilities.causal_alignment == "top_left" else case["memory"].shape[1] - case["x"].shape[1]
+
+
 def is_alone(case: Case) -> bool:
     """Whether x attends to itself."""
     return np.array_equal(case["x"], case["memory"])
@@ -144,9 +150,9 @@ def spoiled(case: Case, rows: np.ndarray, pick: int) -> Case:
     return with_memory(case, np.where(rows[:, None], other, case["memory"]))
 
 
-def unaffected(case: Case, rows: np.ndarray) -> np.ndarray:
-    """The outputs [B,Tq] that do not depend on the rows of memory marked in rows[Tk]."""
-    free = ~(seen_rows(case) & rows).any(-1).any(1)
+def unaffected(case: Case, capabilities: Capabilities, rows: np.ndarray) -> np.ndarray:
+    """The outputs [B,Tq] that do not depend on the rows of memory marked in rows[Tk]; none where none is marked."""
+    free = ~(seen_rows(case, capabilities) & rows).any(-1).any(1) & rows.any()
     return free & ~rows if is_alone(case) else free
 
 

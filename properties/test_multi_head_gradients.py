@@ -9,11 +9,10 @@ from veriformer.expect import expect, expect_close, expect_different, expect_fin
 from veriformer.law import law
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.attention_family_build import seen_rows
-from veriformer.properties.attention_family_cases import multi_head_attention_cases
+from veriformer.properties.attention_family_cases import PLAIN, multi_head_attention_cases
 from veriformer.properties.heads_changes import BIASES, MATRICES, by_heads, weight, widths_of, with_each, with_weights
 from veriformer.subject import Subject
 
-PLAIN = ("integers", "normal", "one_hot", "halves")
 NEEDS = {"gradients"}
 
 
@@ -149,7 +148,7 @@ def gradient_of_a_silent_head_is_zero(multi_head: Subject, case: Case, pick: int
 )
 def gradient_of_hidden_memory_is_zero(multi_head: Subject, case: Case, pick: int) -> None:
     """The gradient of one output row is exactly 0 at rows of memory that no head of it sees, and in other samples."""
-    unseen = ~seen_rows(case).any(1)
+    unseen = ~seen_rows(case, multi_head.capabilities).any(1)
     rows = np.argwhere(unseen.any(-1))
     if not len(rows):
         return
@@ -175,7 +174,7 @@ def gradient_of_hidden_memory_is_zero(multi_head: Subject, case: Case, pick: int
 )
 def gradient_ignores_unused_empty_rows(multi_head: Subject, case: Case, pick: int) -> None:
     """Rows that see nothing, and whose outputs nobody uses, leave the gradients finite."""
-    used = seen_rows(case).any(-1).all(1)[..., None]
+    used = seen_rows(case, multi_head.capabilities).any(-1).all(1)[..., None]
     cotangent = np.where(used, upstream(case, pick), 0.0)
     for name, gradient in multi_head.gradients(case, real(case), cotangent).items():
         if gradient is not None:
