@@ -1,7 +1,14 @@
 """Budgets of composites and of all gradients: the reference evaluated several times over, each rounding made at random.
 
-Chaining closed-form bounds loses a factor of 100 and more per layer; running the reference with errors
-in it keeps their correlations, and autograd carries the same through to every gradient.
+Chaining closed-form bounds loses a factor of 100 and more per layer; running the reference with errors in
+it keeps their correlations, and autograd carries the same through to every gradient. All runs are one:
+tensors hold every version of themselves (`replicas`), a dispatch mode sees each operation, forward and
+backward (`rounding`), so that the reference is not touched, not even where kernels in use compute a
+softmax or a norm in another way (`roles`).
+
+Calibrated by `python benchmarks/calibrate.py` on adversarial data: 12 600 results and gradients of correct
+32 and 64-bit kernels need a factor of at most 2.6, and 7 400 in 16 bits one of 4.9. With 4, 8, 16 and 32
+runs 6, 1, 0 and 0 of 4 080 exceed the budget.
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ def perturbed(
     function: takes a mapping from name to torch tensor, float64 or as in `arrays`, and returns a tensor
     or a tuple of tensors. arrays: float64, boolean or integer. cotangents: one for each result, None
     for a result that does not count; all None: no gradients. wrt: names of arrays to differentiate by.
-    -> a Bound for each result, a Bound for each name in wrt.
+    -> a Bound for each result, a Bound for each name in wrt. factor: None takes FACTOR or FACTOR_LOW.
 
         y_r = function with every inexact step moved by ±(its rounding error at most), r = 1 … runs
         d² = mean_r |y_r - y|²,   E = factor max(sqrt((d² + mean d² over the last axis)/2), 3/8 max_r |y_r - y|)
@@ -45,11 +52,13 @@ def perturbed(
     Source: Stott Parker 1997 (Monte Carlo Arithmetic) for the idea; the sizes of the roundings are those of
     `veriformer.budgets.rounding`.
     Edges: a gradient that does not exist is 0. Where y is 0 and no run moves it (hidden keys) nothing but
-    underflow is allowed. inf (undetermined) where a run is not finite.
+    underflow is allowed. inf (undetermined) where a run is not finite. Memory: runs + 1 times the reference's.
     Raises ImportError without torch, NotImplementedError for an operation that has no rounding rule.
     """
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("budgets of gradients and composites need torch; install veriformer[torch]") from error
     from veriformer.budgets.rounding import Rounding
 
     mode = Rounding(precision, runs)

@@ -97,7 +97,7 @@ def spread(rows: Rows, count: int) -> Rows:
 
 
 def together(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """func on all versions at once; args hold the rows of every Replicas in a `Stack`, see `stacked`."""
+    """func on all versions at once; in args the rows of every Replicas are a `Stack`."""
     name = func.overloadpacket.__name__
     special = _SPECIAL.get(name)
     if special is not None:

@@ -23,7 +23,6 @@ What an algorithm may do otherwise than the reference's lines: `veriformer.budge
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -31,6 +30,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from veriformer.budgets import roles
+from veriformer.budgets.arguments import (
+    chosen,
+    either,
+    has_floats,
+    has_versions,
+    lifted,
+    over_last,
+    power_of_two,
+    table_rounding,
+)
 from veriformer.budgets.directions import directions
 from veriformer.budgets.precision import C, Precision
 from veriformer.budgets.replicas import Due, Replicas, Rows, Stack, together
@@ -97,7 +106,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _stacked(self, args: Any) -> list[Any]:
         """Arguments with every Replicas, also in lists, as the stack of its versions."""
         return [
-            Stack(self.fetch(a)) if isinstance(a, Replicas) else self._stacked(a) if _has_versions(a) else a
+            Stack(self.fetch(a)) if isinstance(a, Replicas) else self._stacked(a) if has_versions(a) else a
             for a in args
         ]
 
@@ -112,7 +121,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _exact(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Operations that round nothing."""
-        if not _has_versions(args):
+        if not has_versions(args):
             return func(*args, **kwargs)
         if name in _LOOKS:
             return func(*tree_map(lambda a: self.fetch(a)[0] if isinstance(a, Replicas) else a, list(args)), **kwargs)
@@ -152,7 +161,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(versions) != 1 or any(x.ndim for x in pair if x is not versions[0]):
             made = self._exact("where", func, args, kwargs)
             if versions:
-                made.again = _chosen(condition, *(x.again if isinstance(x, Replicas) else None for x in pair))
+                made.again = chosen(condition, *(x.again if isinstance(x, Replicas) else None for x in pair))
             return self._disputed(made, condition)
         x = versions[0]
         if isinstance(condition, Replicas) or not x.due.product:
@@ -203,9 +212,9 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _elementary(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Functions of one number, and derivatives that are operations of their own."""
-        if not _has_floats(args):
+        if not has_floats(args):
             return func(*args, **kwargs)
-        name, args = func.overloadpacket.__name__, [_lifted(a) for a in args]
+        name, args = func.overloadpacket.__name__, [lifted(a) for a in args]
         made = Replicas(together(func, self._stacked(args), kwargs))
         made.due = self._stored(self._own(name, made.rows[0], args))
         if name == "exp":
@@ -228,14 +237,14 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _added(self, func: Any, args: Any, kwargs: Any) -> Any:
         """add and sub."""
-        if not _has_floats(args):
+        if not has_floats(args):
             return func(*args, **kwargs)
-        a, b = (_lifted(x) for x in args[:2])
+        a, b = (lifted(x) for x in args[:2])
         made = Replicas(together(func, self._stacked([a, b]), kwargs))
         both = isinstance(a, Replicas) and isinstance(b, Replicas)
         made.due = self._stored(1.0, bounded=both)
-        made.excess = _either(*(x.excess for x in (a, b) if isinstance(x, Replicas)))
-        made.again = _either(*(x.again for x in (a, b) if isinstance(x, Replicas)))
+        made.excess = either(*(x.excess for x in (a, b) if isinstance(x, Replicas)))
+        made.again = either(*(x.again for x in (a, b) if isinstance(x, Replicas)))
         if isinstance(a, Replicas) and isinstance(b, Replicas):
             if func.overloadpacket.__name__ == "sub":
                 roles.difference(self, made, a, b)
@@ -245,16 +254,16 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _multiplied(self, func: Any, args: Any, kwargs: Any) -> Any:
         """mul and div."""
-        if not _has_floats(args):
+        if not has_floats(args):
             return func(*args, **kwargs)
         if any(isinstance(x, Replicas) and isinstance(x.role, roles.Places) for x in args):
             return Replicas(roles.peak_gradient(self, together(func, self._stacked(args), kwargs)))
-        a, b = (_lifted(x) for x in args)
+        a, b = (lifted(x) for x in args)
         made = Replicas(together(func, self._stacked([a, b]), kwargs))
         times = func.overloadpacket.__name__ == "mul"
         if isinstance(a, Replicas) and isinstance(b, Replicas):
             if a.dtype != torch.bool and b.dtype != torch.bool:
-                made.due = self._stored((1.0 if times else 2.0) + _table(args), product=times)
+                made.due = self._stored((1.0 if times else 2.0) + table_rounding(args), product=times)
                 (roles.product if times else roles.quotient)(self, made, a, b)
             return made
         x, other = (a, b) if isinstance(a, Replicas) else (b, a)
@@ -264,7 +273,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _scaled(self, made: Replicas, x: Replicas, number: float, times: bool) -> None:
         """A product with a number, or a quotient. A gradient that only passes is rounded all the same."""
-        if not _power_of_two(number):
+        if not power_of_two(number):
             made.due = self._stored((1.0 if times else 2.0) + (not number.is_integer()), bounded=True)
         elif self.backward and number == 1:
             made.due = Due(1.0)
@@ -276,14 +285,14 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """sum and mean."""
         if not args[0].dtype.is_floating_point:
             return self._exact("sum", func, args, kwargs)
-        x, mean = _lifted(args[0]), func.overloadpacket.__name__ == "mean"
+        x, mean = lifted(args[0]), func.overloadpacket.__name__ == "mean"
         units, rows = self._terms(x)
 
         def over(rows: Rows) -> Rows:
             found: Rows = together(func, [Stack(rows), *args[1:]], kwargs)
             return found
 
-        share = x.role if isinstance(x.role, roles.Share) and (not x.role.last_axis or _over_last(x, args)) else None
+        share = x.role if isinstance(x.role, roles.Share) and (not x.role.last_axis or over_last(x, args)) else None
         sizes = x.mass if share is not None and x.mass is not None else rows[:1].abs()
         made, total = Replicas(over(rows)), over(sizes)
         made.due = self._sum(x.numel() // max(made.numel(), 1), total, sizes, over, units + mean * self.p.u_acc, mean)
@@ -318,7 +327,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _matrix(self, func: Any, args: Any, kwargs: Any) -> Any:
         """mm and bmm."""
-        a, b = self._stacked([_lifted(x) for x in args])
+        a, b = self._stacked([lifted(x) for x in args])
         p, n = self.p, a.rows.shape[-1]
         made = Replicas(together(func, [a, b], kwargs))
         sizes = [x.rows[:1].abs() for x in (a, b)]
@@ -335,9 +344,9 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _added_at(self, func: Any, args: Any, kwargs: Any) -> Any:
         """index_add: rows added up where an index repeats."""
         into, axis, index, source = args
-        if not _has_floats((into, source)):
+        if not has_floats((into, source)):
             return self._exact("index_add", func, args, kwargs)
-        stacks = self._stacked([_lifted(into), _lifted(source)])
+        stacks = self._stacked([lifted(into), lifted(source)])
 
         def over(into: Stack, source: Stack) -> Rows:
             found: Rows = together(func, [into, axis, index, source], kwargs)
@@ -346,55 +355,6 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         n = 1 + (int(index.bincount().max()) if index.numel() else 0)
         sizes = over(*(Stack(x.rows[:1].abs()) for x in stacks))
         return Replicas(over(*stacks), due=self._stored(sizes[0] * (self.p.g(n) * self.p.u_acc)))
-
-
-def _has_versions(args: Any) -> bool:
-    """Whether a list of arguments, or a list in it, holds a Replicas."""
-    return isinstance(args, (tuple, list)) and any(isinstance(a, Replicas) or _has_versions(a) for a in args)
-
-
-def _has_floats(args: Any) -> bool:
-    return any(isinstance(a, torch.Tensor) and a.dtype.is_floating_point for a in args)
-
-
-def _lifted(a: Any) -> Any:
-    """An array that the function made itself, as a Replicas of one version."""
-    return Replicas(a[None]) if isinstance(a, torch.Tensor) and not isinstance(a, Replicas) else a
-
-
-def _chosen(condition: Any, a: Rows | None, b: Rows | None) -> Rows | None:
-    """What where makes of something known of its branches, in the exact version."""
-    if a is None and b is None:
-        return None
-    where = condition.rows[:1] if isinstance(condition, Replicas) else condition
-    return torch.where(where, 0.0 if a is None else a, 0.0 if b is None else b)
-
-
-def _either(*parts: Rows | None) -> Rows | None:
-    """The sum of those that are there."""
-    there = [part for part in parts if part is not None]
-    return sum(there[1:], there[0]) if there else None
-
-
-def _power_of_two(number: float) -> bool:
-    return number != 0 and math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
-
-
-def _table(args: Any) -> float:
-    """The rounding of a table of constants among the factors; whole numbers have none."""
-    found = 0.0
-    for a in args:
-        if isinstance(a, torch.Tensor) and not isinstance(a, Replicas) and a.numel() and a.dtype.is_floating_point:
-            if not bool((a == a.round()).all()):
-                found = C + 2 * float(a[a != 0].abs().log().abs().max())
-    return found
-
-
-def _over_last(x: Replicas, args: Any) -> bool:
-    """Whether a sum runs over the last axis of x."""
-    axes = args[1] if len(args) > 1 else None
-    axes = [axes] if isinstance(axes, int) else axes
-    return not axes or (x.ndim - 1) in [axis % x.ndim for axis in axes]
 
 
 _EXACT = frozenset(
