@@ -10,7 +10,11 @@ from veriformer.declarations import Capabilities, Expected
 
 FRAMEWORK = "torch"
 # native_layer_norm returns mean and 1/deviation in x's own dtype, and its backward has nothing else.
-CAPABILITIES = {"layer_norm": Capabilities(saved_statistics="storage")}
+# torch.logsumexp's backward is g exp(x - y), with the y that was rounded to x's dtype.
+CAPABILITIES = {
+    "layer_norm": Capabilities(saved_statistics="storage"),
+    "logsumexp": Capabilities(saved_statistics="storage"),
+}
 EXPECTED = [
     Expected(
         "layer_norm/width-one-has-no-weight-gradient",

@@ -64,7 +64,9 @@ class Capabilities:
     gelu: str = _choice("erf", ("erf", "tanh"), "gelu by the error function, or by its approximation with tanh")
     rotary_pairs: str = _choice("halves", ("halves", "interleaved"), "pairs (j, j + D/2), or (2j, 2j + 1)")
     alibi: str = _choice("signed", ("signed", "distance"), "-m (query - key position), or -m |distance|")
-    saved_statistics: Any = _choice("float32", None, "dtype in which a norm keeps its statistics for the backward")
+    saved_statistics: Any = _choice(
+        "float32", None, "dtype in which a norm or logsumexp keeps its statistics for the backward"
+    )
     recomputes_probabilities: bool = _choice(
         True, (True, False), "the backward of attention may recompute weights as exp(s - lse)"
     )
