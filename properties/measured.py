@@ -36,7 +36,12 @@ class Measured:
         return Measured(self.value + shift, self.allowed)
 
     def __mul__(self, factor: Any) -> Measured:
-        return Measured(self.value * factor, self.allowed * np.abs(factor))
+        return Measured(self.value * factor, weighed(self.allowed, factor))
+
+
+def weighed(allowed: np.ndarray, factor: Any) -> np.ndarray:
+    """The error of a product with an exact factor; 0 takes even an undetermined one with it."""
+    return np.where(np.asarray(factor) == 0, 0.0, allowed * np.abs(factor))
 
 
 def measure(subject: Subject, case: Case) -> Measured:

@@ -27,8 +27,14 @@ def by_group(heads: np.ndarray, case: Case) -> np.ndarray:
 
 def inner(array: np.ndarray, gradient: Measured) -> Measured:
     """<array, gradient> of each batch row and head, [B,·,T,D] -> [B,·]."""
-    axes = tuple(range(2, array.ndim))
-    return Measured((array * gradient.value).sum(axes), (np.abs(array) * gradient.allowed).sum(axes))
+    return (gradient * array).rearranged(lambda each: each.sum(tuple(range(2, array.ndim))))
+
+
+def product(gradient: Measured, rows: np.ndarray) -> Measured:
+    """gradient @ rows, in which a row of 0 takes even what is undetermined with it."""
+    far = ~np.isfinite(gradient.allowed)
+    allowed = np.where(far, 0.0, gradient.allowed) @ np.abs(rows)
+    return Measured(gradient.value @ rows, np.where(far.astype(float) @ (rows != 0) > 0, np.inf, allowed))
 
 
 def twice(gradient: Measured) -> Measured:
@@ -124,10 +130,8 @@ def score_gradients_reach_query_and_key(attention: Subject, case: Case, pick: in
     slope = scale * (1.0 if case["softcap"] is None else 1 / np.cosh(np.minimum(np.abs(s / case["softcap"]), 300)) ** 2)
     found = graded(attention, case, ("q", "k", "bias"), cotangent_of(case, pick))
     ds = found["bias"] * slope
-    k, q = per_head(case, "k"), case["q"]
-    by_keys = Measured(ds.value @ k, ds.allowed @ np.abs(k))
-    by_queries = Measured(ds.value.swapaxes(-1, -2) @ q, ds.allowed.swapaxes(-1, -2) @ np.abs(q))
-    expect_equal(found["q"], by_keys, what="the gradient of q is")
+    by_queries = product(ds.rearranged(lambda each: each.swapaxes(-1, -2)), case["q"])
+    expect_equal(found["q"], product(ds, per_head(case, "k")), what="the gradient of q is")
     expect_equal(found["k"], by_queries.rearranged(lambda each: by_group(each, case)), what="the gradient of k is")
 
 

@@ -19,16 +19,20 @@ TEMPERATURES = (1.0, 0.5, 3.0)
 NEEDS = frozenset({"gradients", "torch"})
 
 
+def cotangent_for(case: Case, pick: int) -> np.ndarray:
+    """A cotangent, 0 where log_softmax is -inf and has no derivative."""
+    cotangent = cotangent_of(case, pick)
+    return np.where(case["x"] == -np.inf, 0.0, cotangent) if case.operation == "log_softmax" else cotangent
+
+
 def row_gradients(subject: Subject, case: Case, cotangent: np.ndarray) -> Measured:
     """The gradient by x and its error budget, with the reduced axis last."""
     return graded(subject, case, ("x",), cotangent)["x"].rearranged(lambda array: rows_of(array, case))
 
 
 def summed(rows: Measured, weights: np.ndarray | float = 1.0) -> Measured:
-    """The sum of weights · rows over the last axis; a weight of 0 takes everything with it."""
-    weights = np.broadcast_to(weights, rows.value.shape)
-    value, allowed = (np.where(weights == 0, 0.0, part) for part in (rows.value, rows.allowed))
-    return Measured((weights * value).sum(-1), (np.abs(weights) * allowed).sum(-1))
+    """The sum of weights · rows over the last axis."""
+    return (rows * weights).rearranged(lambda each: each.sum(-1))
 
 
 @law(
@@ -47,7 +51,7 @@ def summed(rows: Measured, weights: np.ndarray | float = 1.0) -> Measured:
 )
 def gradient_sums_to_zero(subject: Subject, case: Case, pick: int) -> None:
     """The gradient of a row sums to 0, because adding one number to all its logits changes nothing."""
-    expect_equal(summed(row_gradients(subject, case, cotangent_of(case, pick))), 0.0, what="the sum of a row is")
+    expect_equal(summed(row_gradients(subject, case, cotangent_for(case, pick))), 0.0, what="the sum of a row is")
 
 
 @law(
@@ -65,7 +69,7 @@ def gradient_sums_to_zero(subject: Subject, case: Case, pick: int) -> None:
 )
 def gradient_sums_to_the_cotangent(logsumexp: Subject, case: Case, pick: int) -> None:
     """The gradient of a row sums to its cotangent: a number added to all logits is added to the result."""
-    cotangent = cotangent_of(case, pick)
+    cotangent = cotangent_for(case, pick)
     expect_equal(summed(row_gradients(logsumexp, case, cotangent)), cotangent, what="the sum of a row is")
 
 
@@ -81,7 +85,7 @@ def gradient_sums_to_the_cotangent(logsumexp: Subject, case: Case, pick: int) ->
 )
 def gradient_is_the_softmax(logsumexp: Subject, softmax: Subject, case: Case, pick: int) -> None:
     """The gradient is the softmax of the row times the cotangent."""
-    cotangent = cotangent_of(case, pick)
+    cotangent = cotangent_for(case, pick)
     results, bounds = softmax.with_bounds(case.as_operation("softmax"))
     wanted = Measured(*(rows_of(part, case) for part in (results[0], bounds[0].allowed)))
     expect_equal(row_gradients(logsumexp, case, cotangent), wanted * cotangent[..., None])
@@ -103,7 +107,7 @@ def gradient_is_the_softmax(logsumexp: Subject, softmax: Subject, case: Case, pi
 )
 def jacobian_is_symmetric(softmax: Subject, case: Case, pick: int, other: int) -> None:
     """The gradient for a, weighed by b, is the gradient for b, weighed by a."""
-    a, b = (cotangent_of(case, number) for number in (pick, other + 16))
+    a, b = (cotangent_for(case, number) for number in (pick, other + 16))
     one, two = (row_gradients(softmax, case, cotangent) for cotangent in (a, b))
     expect_equal(summed(one, rows_of(b, case)), summed(two, rows_of(a, case)), what="b J a is")
 
@@ -120,7 +124,7 @@ def jacobian_is_symmetric(softmax: Subject, case: Case, pick: int, other: int) -
 def gradient_is_shift_invariant(subject: Subject, case: Case, shift: float) -> None:
     """The same number added to every logit of a row leaves its gradient as it is, where the addition is exact."""
     low, high, exact = shifted(case, shift)
-    cotangent = cotangent_of(case, 0)
+    cotangent = cotangent_for(case, 0)
     one, two = (row_gradients(subject, each, cotangent)[exact] for each in (low, high))
     expect_equal(two, one)
 
@@ -137,7 +141,7 @@ def gradient_is_shift_invariant(subject: Subject, case: Case, shift: float) -> N
 )
 def gradient_scales_with_the_temperature(softmax: Subject, case: Case, factor: float, pick: int) -> None:
     """T times the gradient at temperature T is the gradient for x / T at temperature 1; powers of two, exact ones."""
-    cotangent = cotangent_of(case, pick)
+    cotangent = cotangent_for(case, pick)
     divided = round_to(case["x"] / factor, case.dtype)
     warm = case.with_arrays(x=divided * factor).with_keywords(temperature=factor)
     cold = case.with_arrays(x=divided).with_keywords(temperature=1.0)
@@ -164,7 +168,7 @@ def rows_without_cotangent_pass_nothing_on(subject: Subject, case: Case, pick: i
     """A row whose cotangent is 0 has a gradient of exactly 0, whatever the other rows' cotangents are."""
     rows = rows_of(case["x"], case)
     silent = case.random(pick).permutation(rows[..., 0].size).reshape(rows.shape[:-1]) % 2 == 0
-    cotangent = cotangent_of(case, 5 * pick)
+    cotangent = cotangent_for(case, 5 * pick)
     if subject.operation == "logsumexp":
         cotangent = np.where(silent, 0.0, cotangent)
     else:
