@@ -12,7 +12,7 @@ FRAMEWORK = "torch"
 # native_layer_norm returns mean and 1/deviation in x's own dtype, and its backward has nothing else.
 # torch.logsumexp's backward is g exp(x - y), with the y that was rounded to x's dtype.
 CAPABILITIES = {
-    "layer_norm": Capabilities(saved_statistics="storage"),
+    "layer_norm": Capabilities(saved_statistics="storage", gradient_accumulate="storage"),
     "logsumexp": Capabilities(saved_statistics="storage"),
 }
 EXPECTED = [

@@ -111,10 +111,17 @@ def run_check(given: argparse.Namespace) -> int:
     effort = given.effort or "ci"
     seed = given.seed if given.seed is not None else secrets.randbelow(10**6) if effort == "deep" else 0
     options = options_of(given)
+    dtypes = (FIRST_LOOK,) if first_look else words(given.dtype)
     settings = Settings(
-        effort, seed, given.max_time, (FIRST_LOOK,) if first_look else words(given.dtype), words(given.law), words(given.require),
-        not given.in_process, given.timeout,
-    )  # fmt: skip
+        effort,
+        seed,
+        given.max_time,
+        dtypes,
+        words(given.law),
+        words(given.require),
+        not given.in_process,
+        given.timeout,
+    )
     with ExitStack() as stack:
         targets = given.targets or installed(DEFAULT_TARGETS)
         implementations = list(open_targets(targets, options, settings, stack))

@@ -67,6 +67,9 @@ class Capabilities:
     saved_statistics: Any = _choice(
         "float32", None, "dtype in which a norm or logsumexp keeps its statistics for the backward"
     )
+    gradient_accumulate: Any = _choice(
+        "float32", None, "dtype in which the backward of a norm sums the gradients of weight and bias over rows"
+    )
     recomputes_probabilities: bool = _choice(
         True, (True, False), "the backward of attention may recompute weights as exp(s - lse)"
     )
@@ -95,7 +98,7 @@ class Capabilities:
         for dtype in self.dtypes:
             if dtype not in DTYPES:
                 raise ValueError(f"dtypes: {dtype!r} is not known; known are {', '.join(DTYPES)}")
-        for name in ("accumulate", "intermediate", "saved_statistics"):
+        for name in ("accumulate", "intermediate", "saved_statistics", "gradient_accumulate"):
             value = getattr(self, name)
             for one in value.values() if isinstance(value, Mapping) else (value,):
                 if one not in ("storage", *DTYPES):

@@ -19,6 +19,7 @@ from veriformer.reference import visible_keys
 ATTENTIONS = ("attention", "attention_with_lse")
 COMPOSITES = ("multi_head_attention",)
 """Operations whose budgets come from perturbing the reference; the others have closed forms."""
+NORMS = ("layer_norm", "rms_norm")
 _MEMORY = Memory()
 
 
@@ -102,9 +103,33 @@ def gradient_bounds(
 ) -> dict[str, Bound]:
     """Value and budget of the vector-Jacobian product for each named array. Needs torch."""
     return _MEMORY.get(  # type: ignore[no-any-return]
-        key_of(case, words_of(case.operation, capabilities), precision, names, cotangents),
-        lambda: _perturbed(case, names, cotangents, capabilities, precision)[1],
+        key_of(
+            case,
+            words_of(case.operation, capabilities),
+            capabilities.at("gradient_accumulate", case.dtype),
+            precision,
+            names,
+            cotangents,
+        ),
+        lambda: _with_row_sums(
+            case, cotangents[0], capabilities, _perturbed(case, names, cotangents, capabilities, precision)[1]
+        ),
     )
+
+
+def _with_row_sums(
+    case: Case, cotangent: np.ndarray | None, capabilities: Capabilities, found: dict[str, Bound]
+) -> dict[str, Bound]:
+    """The bounds of a norm's parameters where their sums over rows are held in a coarser dtype than others."""
+    dtype = capabilities.at("gradient_accumulate", case.dtype)
+    if case.operation not in NORMS or dtype == "float32" or cotangent is None or case.dtype == "float64":
+        return found
+    arrays = {**case.arrays, "weight": np.ones_like(case["weight"])}
+    arrays |= {"bias": np.zeros_like(case["bias"])} if "bias" in arrays else {}
+    unit = reference_call(case.operation, replace(capabilities, rms_weight="plain"), arrays, case.keywords)
+    parts = {"weight": cotangent * np.asarray(unit), "bias": cotangent}
+    precision = Precision(case.dtype, accumulate=dtype)
+    return {n: budgets.summed_over_rows(b, parts[n], precision) if n in parts else b for n, b in found.items()}
 
 
 def _perturbed(

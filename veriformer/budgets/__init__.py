@@ -8,7 +8,7 @@ attention, packed, claims.
 from veriformer.budgets.activations import feed_forward, gelu, relu
 from veriformer.budgets.attention import attention, attention_with_lse
 from veriformer.budgets.bound import Bound, error_ratio, exact, sum_of, undetermined
-from veriformer.budgets.normalization import layer_norm, rms_norm
+from veriformer.budgets.normalization import layer_norm, rms_norm, summed_over_rows
 from veriformer.budgets.packed import cached_attention, varlen_attention
 from veriformer.budgets.positions import alibi_bias, rotary_embedding, sinusoidal_positions
 from veriformer.budgets.precision import Precision
@@ -37,6 +37,7 @@ __all__ = [
     "sinusoidal_positions",
     "softmax",
     "sum_of",
+    "summed_over_rows",
     "undetermined",
     "varlen_attention",
 ]
