@@ -74,31 +74,30 @@ def weights(row: Sizes, flags: Flags, families: Sequence[str], seed: int, dtype:
 
 
 def tamed_weights(arrays: dict[str, np.ndarray], heads: int, dtype: str) -> dict[str, np.ndarray]:
-    """The same arrays with weights so small that projections, scores and results stay well inside the dtype.
+    """The same arrays with weights so small that projections, scores, results and gradients keep inside the dtype.
 
-    Factors are powers of two. Scores are at most 1e4, or 2e3 in the 16-bit types.
+    Factors are powers of two. Scores are at most 1e4, 2e3 in bfloat16, and 256 in float16, which does not hold
+    what a backward makes of larger ones.
     """
-    arrays = dict(arrays)
-    low = dtype in ("float16", "bfloat16")
-    largest, score = (2e3, 2e3) if low else (1e6, 1e4)
+    arrays, width = dict(arrays), arrays["params.wq"].shape[1] // heads
+    score, values, results = {
+        "float16": (256.0, 256.0, 64.0),
+        "bfloat16": (2e3, 2e3, 2e4),
+    }.get(dtype, (1e4, 1e6, 1e7))
 
-    def shrink(name: str, top: float, limit: float) -> float:
+    def shrink(name: str, rows: np.ndarray, limit: float) -> float:
+        bias = arrays.get(f"params.b{name}", np.zeros(1))
+        top = float((np.abs(rows).max((0, 1)) @ np.abs(arrays[f"params.w{name}"]) + np.abs(bias)).max())
         factor = min(1.0, 2.0 ** -np.ceil(np.log2(top / limit))) if top > 0 else 1.0
         for part in (f"params.w{name}", f"params.b{name}"):
             if part in arrays:
                 arrays[part] = arrays[part] * factor
         return top * factor
 
-    def top(rows: np.ndarray, name: str) -> float:
-        bias = arrays.get(f"params.b{name}", np.zeros(1))
-        return float((np.abs(rows).max((0, 1)) @ np.abs(arrays[f"params.w{name}"]) + np.abs(bias)).max())
-
-    memory, width = arrays["memory"], arrays["params.wq"].shape[1] // heads
-    tops = {name: shrink(name, top(arrays["x"] if name == "q" else memory, name), largest) for name in "qkv"}
-    product = tops["q"] * tops["k"] * width
-    for name in "qk":
-        shrink(name, max(product, 1e-300) ** 0.5, score**0.5)
-    shrink("o", top(np.full((1, 1, arrays["params.wo"].shape[0]), tops["v"]), "o"), 10 * largest)
+    for name, rows in (("q", arrays["x"]), ("k", arrays["memory"])):
+        shrink(name, rows, (score / width) ** 0.5)
+    top = shrink("v", arrays["memory"], values)
+    shrink("o", np.full((1, 1, arrays["params.wo"].shape[0]), top), results)
     return arrays
 
 
