@@ -10,9 +10,10 @@ from veriformer.declarations import Capabilities, Expected
 
 FRAMEWORK = "torch"
 # native_layer_norm returns mean and 1/deviation in x's own dtype, and its backward has nothing else.
-# torch.logsumexp's backward is g exp(x - y), with the y that was rounded to x's dtype.
+# The backward of logsumexp is g exp(x - y) and that of log_softmax g - exp(y) sum g, with y rounded to x's dtype.
 CAPABILITIES = {
     "layer_norm": Capabilities(saved_statistics="storage", gradient_accumulate="storage"),
+    "log_softmax": Capabilities(saved_statistics="storage"),
     "logsumexp": Capabilities(saved_statistics="storage"),
 }
 EXPECTED = [
