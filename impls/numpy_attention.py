@@ -1,4 +1,4 @@
-"""Attention in its surroundings, in plain NumPy: with projections, over packed sequences, over a cache.
+"""Attention and its surroundings, in plain NumPy: with projections, over packed sequences, over a cache.
 
 float64 and float32 are computed in their own dtype; bfloat16 (of ml_dtypes) and float16 are widened
 to float32 and rounded once at the end.
@@ -26,8 +26,35 @@ _COMMON = Capabilities(
     recomputes_probabilities=False,
 )
 _PACKED = replace(_COMMON, nonpositive_scale=True, zero_lengths=True)
-_CACHED = replace(_COMMON, nonpositive_scale=True)
-CAPABILITIES = {"multi_head_attention": _COMMON, "varlen_attention": _PACKED, "cached_attention": _CACHED}
+_SCALED = replace(_COMMON, nonpositive_scale=True)
+CAPABILITIES = {
+    "attention": _SCALED,
+    "multi_head_attention": _COMMON,
+    "varlen_attention": _PACKED,
+    "cached_attention": _SCALED,
+}
+
+
+def attention(
+    q: NDArray,
+    k: NDArray,
+    v: NDArray,
+    *,
+    mask: NDArray | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+) -> NDArray:
+    """Scaled dot-product attention, as the others here use it.
+
+    q[B,H,Tq,D], k[B,G,Tk,D], v[B,G,Tk,Dv] -> [B,H,Tq,Dv]
+    softmax(q k^T scale) v over the keys a row may see
+    Source: Vaswani et al. 2017, section 3.2.1. A row that may see nothing gives zeros.
+    """
+    visible = _visible(q.shape[2], k.shape[2], causal, window)
+    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    visible = visible if mask is None else visible & mask
+    return _grouped(*(_wide(a) for a in (q, k, v)), visible, factor).astype(q.dtype)
 
 
 def multi_head_attention(
@@ -196,7 +223,7 @@ def _visible(query_length: int, key_length: int, causal: bool, window: Window | 
 
 
 def _grouped(q: NDArray, k: NDArray, v: NDArray, visible: NDArray, scale: float) -> NDArray:
-    """Attention of q[1,H,Tq,D] over k[1,G,Tk,D], v[1,G,Tk,Dv], in which visible[Tq,Tk] holds for all heads."""
+    """Attention of q[B,H,Tq,D] over k[B,G,Tk,D], v[B,G,Tk,Dv], where visible spreads to [B,H,Tq,Tk]."""
     k, v = (np.repeat(a, q.shape[1] // k.shape[1], 1) for a in (k, v))
     visible = np.broadcast_to(visible, (*q.shape[:3], k.shape[2]))
     return _mix(_weights(q, k, visible, scale), v, visible)
