@@ -51,7 +51,11 @@ def arguments_of(law: Law, implementation: Implementation, dtype: str, seed: int
         suppress_health_check=list(HealthCheck),
     )
     number = zlib.crc32(f"{law.id} {dtype} {seed}".encode())
-    hypothesis.seed(number)(quiet(given(law.strategy(domain))(drawn.append)))()
+
+    def keep(arguments: Any) -> None:
+        drawn.append(arguments)
+
+    hypothesis.seed(number)(quiet(given(law.strategy(domain))(keep)))()
     yield from drawn
 
 

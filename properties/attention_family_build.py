@@ -34,7 +34,7 @@ def heads_case(
         queries = keys = max(queries, keys)
     x = fill(fills[0], seed, (batch, queries, model), domain.dtype)
     memory = x if "alone" in flags else fill(fills[1], seed + 1, (batch, keys, model), domain.dtype)
-    arrays = {"x": x, "memory": memory, **weights(row, flags, matrices, seed, domain.dtype)}
+    arrays = {"x": x, "memory": memory, **weights(domain, row, flags, matrices, seed)}
     arrays = tamed_weights(arrays, heads, domain.dtype)
     if "mask" in flags:
         arrays["mask"] = make_mask(MASKS[seed % len(MASKS)], rng, (batch, heads, queries, keys))
@@ -56,8 +56,9 @@ def seen_rows(case: Case, capabilities: Capabilities) -> np.ndarray:
     return allowed_keys(seen_as_attention(case), capabilities)
 
 
-def weights(row: Sizes, flags: Flags, families: Sequence[str], seed: int, dtype: str) -> dict[str, np.ndarray]:
+def weights(domain: Domain, row: Sizes, flags: Flags, families: Sequence[str], seed: int) -> dict[str, np.ndarray]:
     """Matrices that keep the size of what they multiply, and small biases; "bare": none, or none after wo."""
+    dtype = domain.dtype
     _, groups, repeats, _, _, width, value_width, model = row
     heads = groups * repeats
     shapes = {
@@ -68,7 +69,7 @@ def weights(row: Sizes, flags: Flags, families: Sequence[str], seed: int, dtype:
     for i, (name, shape) in enumerate(shapes.items()):
         size = 2.0 ** -round(np.log2(shape[0]) / 2)
         found[f"params.{name}"] = fill(families[(seed + i) % len(families)], seed + 10 + i, shape, dtype) * size
-        if "bare" not in flags or seed % 2 and name != "wo":
+        if domain.capabilities.biases and ("bare" not in flags or seed % 2 and name != "wo"):
             found[f"params.b{name[1]}"] = rng.integers(-2, 3, shape[1]) / 2
     return found
 

@@ -119,6 +119,7 @@ def value_output_gauge(multi_head: Subject, case: Case, pick: int) -> None:
 @law(
     "multi_head_attention",
     case=multi_head_attention_cases(),
+    needs={"biases"},
     pick=PICKS,
     source="P83",
     kills=faults("value_bias_dropped", "value_bias_of_the_keys", "value_bias_rolled"),
@@ -134,6 +135,7 @@ def value_bias_adds_its_image(multi_head: Subject, case: Case, pick: int) -> Non
 @law(
     "multi_head_attention",
     case=multi_head_attention_cases(),
+    needs={"biases"},
     pick=PICKS,
     source="the operation's calling convention",
     kills=faults("output_bias_dropped", "output_bias_before_wo", "output_bias_per_head"),
@@ -148,6 +150,7 @@ def output_bias_comes_last(multi_head: Subject, case: Case, pick: int) -> None:
 @law(
     "multi_head_attention",
     case=multi_head_attention_cases(),
+    needs={"biases"},
     pick=PICKS,
     source="P59",
     kills=faults("value_bias_of_the_keys", "norm_of_queries_and_keys"),

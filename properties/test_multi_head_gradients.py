@@ -43,7 +43,7 @@ def gradient_exists(multi_head: Subject, case: Case) -> None:
     case=multi_head_attention_cases(bare=False, families=PLAIN),
     pick=PICKS,
     kind="gradient",
-    needs=NEEDS,
+    needs={*NEEDS, "biases"},
     source="P59",
     kills=faults("row_sum_missing"),
 )

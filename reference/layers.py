@@ -46,8 +46,9 @@ KV = tuple[Any, Any]
 
 
 def multi_head_attention(
-    x: Any, memory: Any, params: Params, *, heads: int, mask: Any = None, causal: bool = False
-) -> Any:
+    x: Any, memory: Any, params: Params, *, heads: int, mask: Any = None, causal: bool = False,
+    offset: int | None = None,
+) -> Any:  # fmt: skip
     """Attention in several heads, each on projections of its own, whose results are joined by one more.
 
     x[B,Tq,d], memory[B,Tk,d], params: attention -> y[B,Tq,d].
@@ -55,12 +56,14 @@ def multi_head_attention(
         head_h = attention(x wq_h, memory wk_g, memory wv_g),   y = concat(head_1 … head_H) wo
 
     Biases are added to the projections where they are given. Query head h uses key head g = h // (H/G).
-    mask: bool, 4-D, each axis full or 1, True = may attend; causal: the last query stands beside the last key.
+    mask: bool, 4-D, each axis full or 1, True = may attend; causal: the last query stands beside the last key,
+    or query 0 at the position `offset`, if given.
     Source: Vaswani et al. 2017 (Attention Is All You Need), section 3.2.2; P83.
     Edges: a query that sees nothing gives bo.
     Raises ValueError for widths that heads do not divide and for shapes that do not fit.
     """
-    return attend(x, keys_values(memory, params, heads=heads), params, heads=heads, mask=mask, causal=causal)
+    kv = keys_values(memory, params, heads=heads)
+    return attend(x, kv, params, heads=heads, mask=mask, causal=causal, offset=offset)
 
 
 def keys_values(memory: Any, params: Params, *, heads: int, at: Any = None) -> KV:
@@ -82,7 +85,7 @@ def keys_values(memory: Any, params: Params, *, heads: int, at: Any = None) -> K
 
 def attend(
     x: Any, kv: KV, params: Params, *, heads: int, mask: Any = None, causal: bool = False,
-    window: Window | None = None, bias: Any = None, at: Any = None,
+    window: Window | None = None, bias: Any = None, offset: int | None = None, at: Any = None,
 ) -> Any:  # fmt: skip
     """What the tokens of x make of given keys and values.
 
@@ -90,12 +93,12 @@ def attend(
 
         y = concat(attention(x wq + bq, k, v)) wo + bo,   the queries turned by their positions `at`, if given
 
-    window and bias are those of `attention`, the other keywords and the source of `multi_head_attention`.
+    window, bias and offset are those of `attention`, the other keywords and the source of `multi_head_attention`.
     Raises ValueError as `multi_head_attention` and `attention` do.
     """
     _check("x", x, params, heads)
     q = _turned(_split(linear(x, params["wq"], params.get("bq")), heads), at)
-    out = attention(q, *kv, mask=mask, causal=causal, window=window, bias=bias)
+    out = attention(q, *kv, mask=mask, causal=causal, window=window, bias=bias, offset=offset)
     return linear(_join(out), params["wo"], params.get("bo"))
 
 

@@ -11,7 +11,7 @@ import torch
 from perturbing import layer_arrays, leaves, normal, rounded
 
 from veriformer import reference
-from veriformer.budgets import Precision
+from veriformer.budgets import Precision, error_ratio
 from veriformer.budgets.directions import Directions
 from veriformer.budgets.perturbation import perturbed
 from veriformer.budgets.replicas import Stack, mapped, together
@@ -259,3 +259,23 @@ def test_operations_on_all_versions_do_what_they_do_on_each(name):
     pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
     for one, other in pairs:
         assert torch.allclose(one.expand_as(other).double(), other.double(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_temperature_may_divide_before_the_peak_is_subtracted(dtype: str) -> None:
+    """Correct, and off by far more than u p: the quotients of large logits are rounded by themselves."""
+    x, cotangent = np.array([1000.0, 1001.0, 1002.0]), np.array([1.0, 0.0, -2.0])
+    kind = getattr(torch, dtype)
+    native = torch.tensor(x, dtype=kind, requires_grad=True)
+    torch.softmax(native / 3.0, -1).backward(torch.tensor(cotangent, dtype=kind))
+    assert native.grad is not None
+    _, found = perturbed(
+        lambda arrays: reference.softmax(arrays["x"], temperature=3.0),
+        {"x": x},
+        Precision(dtype),
+        cotangents=(cotangent,),
+        wrt=("x",),
+    )
+    bound = found["x"]
+    ratio = error_ratio(native.grad.double().numpy(), bound.value, bound.allowed, np.inf).max()
+    assert 0.01 < ratio <= 1 and bound.allowed.max() < 0.5

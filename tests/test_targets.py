@@ -116,7 +116,7 @@ def test_one_variant_is_picked(target: str) -> None:
 def test_registered_names_list_several_modules() -> None:
     assert {"numpy", "torch"} <= set(registered_names())
     names = [one.description.name for one in load("numpy", Options())]
-    assert names == ["numpy:plain", "numpy:blocked"]
+    assert names[:2] == ["numpy:plain", "numpy:blocked"] and len(names) == len(set(names)) > 4
     assert [one.description.name for one in load("numpy:plain", Options())] == ["numpy:plain"]
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from veriformer.law import Law, LawFamily
 
-LEVEL = "core/1"
+LEVEL = "core/2"
 """The level that exit codes and expected failures speak of."""
 
 

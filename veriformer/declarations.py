@@ -45,6 +45,7 @@ class Capabilities:
         "zeros", ("zeros", "nan", "mean", "undefined"), "output of a row that may attend to nothing"
     )
     grouped_heads: bool = _choice(True, (True, False), "fewer key than query heads (G < H) are accepted")
+    biases: bool = _choice(True, (True, False), "biases beside the weight matrices of a composite are accepted")
     value_width: str = _choice("any", ("any", "equal"), "value width: any, or only that of the keys")
     widths: tuple[int, ...] = _choice((), None, "head widths accepted; empty: any")
     blocks: tuple[int, ...] = _choice((), None, "block sizes; lengths and widths one below, at and one above are tried")

@@ -18,7 +18,7 @@ def words_of(operation: str, capabilities: Capabilities) -> dict[str, Any]:
     top_left = capabilities.causal_alignment == "top_left"
     if operation == "layer_norm":
         return {"epsilon": capabilities.norm_epsilon, "variance": capabilities.norm_variance}
-    if operation in ("attention", "attention_with_lse"):
+    if operation in ("attention", "attention_with_lse", "multi_head_attention"):
         return {"offset": 0} if top_left else {}
     if operation == "varlen_attention":
         return {"alignment": "top_left"} if top_left else {}

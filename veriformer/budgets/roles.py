@@ -190,10 +190,16 @@ def _normed(mode: Rounding, made: Replicas, c: Replicas, s: Replicas) -> None:
 
 
 def exponential(mode: Rounding, made: Replicas, x: Replicas) -> None:
-    """made = exp(x). Undetermined in the backward where exp(x - lse) loses half of its digits' worth."""
+    """made = exp(x). Undetermined in the backward where exp(x - lse) loses half of its digits' worth.
+
+    A temperature may divide before the peak is subtracted, which rounds x and the peak by themselves.
+    """
     made.role = Exponential()
     if not isinstance(x.role, Gap) or mode.backward:
         return
+    if math.frexp(x.role.scale)[0] != 0.5:
+        size = (x.role.x[0].abs() + x.role.y[0].abs()) * x.role.scale
+        made.rows = made.rows * torch.exp(mode.shifts(made.rows[0], torch.nan_to_num(size, posinf=0.0) * mode.p.u_mid))
     if x.role.peak is not None:
         x.role.peak.subtracted = True
     if mode.p.recomputes_probabilities:
