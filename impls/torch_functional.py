@@ -25,12 +25,6 @@ EXPECTED = [
         when={"dtype": "float32, float64"},
     ),
     Expected(
-        "layer_norm/gradient-counts-every-row",
-        reason="the low-precision backward holds the sums over rows in 16 bits, and they stall: 300 ones give 256",
-        case={"x": [0.0], "weight": [0.0], "bias": [0.0]},
-        when={"dtype": "bfloat16, float16"},
-    ),
-    Expected(
         "layer_norm/width-one-gives-the-bias",
         reason="the low-precision kernel folds the mean into a shift: x r - m r with one fused rounding is not 0",
         link="https://github.com/pytorch/pytorch/issues/98075",

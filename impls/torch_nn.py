@@ -119,23 +119,4 @@ EXPECTED = [
         variants=("weights",),
         kind="not finite",
     ),
-    Expected(
-        "multi_head_attention/large-scores-stay-finite",
-        reason="the paths that make weights hold scores in float16, where products of some hundreds are infinite",
-        link="https://github.com/pytorch/pytorch/issues/60939",
-        case=_ONE_ROW,
-        when={"dtype": "float16"},
-        variants=("weights", "fast_weights"),
-        kind="not finite",
-    ),
-    Expected(
-        "multi_head_attention/large-scores-stay-finite",
-        reason="the fast path holds scores in float16, where products of some hundreds are infinite",
-        link="https://github.com/pytorch/pytorch/issues/110505",
-        case={**_ONE_ROW, **{f"params.{name}": [0.0, 0.0] for name in ("bq", "bk", "bv", "bo")}},
-        when={"dtype": "float16"},
-        where="Tq == Tk",
-        variants=("fast",),
-        kind="not finite",
-    ),
 ]

@@ -121,7 +121,8 @@ def varlen_attention_cases(
         return found if domain.capabilities.zero_lengths else [f for f in found if "vacant" not in f]
 
     def build(domain: Domain, row: Any, flags: Flags, fills: Sequence[str], seed: int) -> Case | None:
-        return packed_case(domain, row, flags, fills, seed, empty or "vacant" in flags)
+        zeros = domain.capabilities.empty_row == "zeros"  # of other values this operation has no budget
+        return packed_case(domain, row, flags, fills, seed, zeros and (empty or "vacant" in flags))
 
     return recipe(shapes, words, build, families, layouts, examples)
 

@@ -164,11 +164,11 @@ def expect_unmoved(heads: Subject, case: Case, changed: Case, rows: np.ndarray) 
         expect_equal(measure(heads, changed)[rows], measure(heads, case)[rows])
 
 
-def loud(case: Case) -> Case:
-    """The case with queries and keys whose largest entry lies between 512 and 1024: scores reach 1e5 and more."""
+def loud(case: Case, top: float) -> Case:
+    """The case with queries and keys whose largest entry lies between half of top and top."""
     found = {}
     for name, rows in (("q", case["x"]), ("k", case["memory"])):
         largest = np.abs(rows @ case[f"params.w{name}"] + weight(case, f"b{name}")).max()
-        factor = 2.0 ** np.floor(np.log2(1024 / largest)) if largest else 1.0
+        factor = 2.0 ** np.floor(np.log2(top / largest)) if largest else 1.0
         found |= {one: weight(case, one) * factor for one in (f"w{name}", f"b{name}")}
     return with_weights(case, **{one: array for one, array in found.items() if case[f"params.{one}"] is not None})

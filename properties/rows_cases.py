@@ -110,9 +110,6 @@ def elementwise_cases(
     return recipe(lambda domain: pooled(with_blocks(SHAPES, domain), domain), make, families, examples)
 
 
-gelu_cases = relu_cases = elementwise_cases
-
-
 def elementwise_values(family: str, seed: int, shape: Shape, dtype: str) -> np.ndarray:
     """Values of a family; two of them know where gelu bends and where it fades."""
     rng = np.random.default_rng(seed)
@@ -256,9 +253,6 @@ def plain_rms_norm(domain: Domain) -> list[Case]:
 def plain_elementwise(domain: Domain) -> list[Case]:
     """One, two and three axes of normal values."""
     return [plain(domain, i, x=shape) for i, shape in enumerate(((4,), (3, 8), (2, 3, 16)))]
-
-
-plain_gelu = plain_relu = plain_elementwise
 
 
 def plain_feed_forward(domain: Domain) -> list[Case]:

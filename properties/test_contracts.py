@@ -113,7 +113,7 @@ def repeats_itself(subject: Subject, case: Case) -> None:
 )
 def leaves_inputs_untouched(subject: Subject, case: Case) -> None:
     """A call changes no bit of its inputs, but for a cache where that is declared."""
-    changed = [name for name in subject.outcome(case).changed if name not in own(subject)]
+    changed = [name for name in subject.outcome(case).changed if name not in subject.writes]
     expect(not changed, "input changed", f"{listed(changed or '-')} changed during the call, wanted it untouched")
 
 
@@ -133,17 +133,12 @@ def returns_its_own_memory(subject: Subject, case: Case) -> None:
     """A result shares memory neither with an input nor with an earlier result, which a later call leaves alone."""
     for _ in range(2):
         outcome = subject.outcome(case)
-        aliased = [name for name in outcome.aliased if name not in own(subject)]
+        aliased = [name for name in outcome.aliased if name not in subject.writes]
         shared = listed(aliased or "-")
         expect(not aliased, "aliased", f"the result shares memory with {shared}, wanted memory of its own")
         expect(not outcome.stale, "stale", f"the call {outcome.stale}, wanted memory of its own")
         for name in list(case.arrays)[:1]:
             case = case.with_arrays(**{name: case[name][..., ::-1]})
-
-
-def own(subject: Subject) -> tuple[str, ...]:
-    """Inputs that a call may write into and return: a cache where that is declared."""
-    return ("k_cache", "v_cache") if subject.capabilities.cache_in_place else ()
 
 
 @law(

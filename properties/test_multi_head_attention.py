@@ -201,8 +201,9 @@ def grouped_weights_equal_repeated_weights(multi_head: Subject, case: Case) -> N
     case=multi_head_attention_cases(families=PLAIN),
     source="P08, corpus item 5",
     relative=False,
+    changes=("intermediate",),
     kills=faults("no_maximum", "scores_in_half"),
 )
 def large_scores_stay_finite(multi_head: Subject, case: Case) -> None:
-    """Queries and keys of some hundreds, whose products a 16-bit dtype cannot hold, give finite results."""
-    expect_finite(multi_head(loud(case)))
+    """Queries and keys of some hundreds give finite results; of 32 where scores may be stored in float16."""
+    expect_finite(multi_head(loud(case, 1024.0 if multi_head.precision.largest_mid > 1e6 else 32.0)))

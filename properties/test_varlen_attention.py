@@ -253,7 +253,8 @@ def one_sequence_is_attention(varlen: Subject, attention: Subject, case: Case, p
 )
 def empty_row_gives_zeros(varlen: Subject, case: Case) -> None:
     """More queries than keys: the leading rows of the sequence see nothing and give 0."""
-    if varlen.capabilities.causal_alignment == "bottom_right":
+    caps = varlen.capabilities
+    if caps.causal_alignment == "bottom_right" and caps.empty_row == "zeros":
         spans = [(rows_of(case, b), keys_of(case, b)[:1]) for b in range(sequences(case))]
         longer = gathered(case, [rows for rows, _ in spans], [keys for _, keys in spans])
         blank = ~np.concatenate([shown.any(-1) for shown in seen_in_sequences(longer, varlen.domain)])

@@ -128,13 +128,14 @@ def test_three_levels_of_16_bit_attention_are_told_apart():
 
 
 def test_gradients_summed_over_rows_in_16_bits_are_accused():
-    x, w, b = normal(512, 4, dtype=BF16), np.ones(4), np.zeros(4)
-    t, g = leaves({"x": x, "w": w, "b": b}, BF16), np.full((512, 4), 0.125)
+    rows = 16384  # so many that they stall however many threads share them
+    x, w, b = normal(rows, 4, dtype=BF16), np.ones(4), np.zeros(4)
+    t, g = leaves({"x": x, "w": w, "b": b}, BF16), np.full((rows, 4), 0.125)
     function = lambda t: reference.layer_norm(*t.values())  # noqa: E731
     p = Precision(BF16, saved_statistics="storage")
     bound = perturbed(function, {"x": x, "w": w, "b": b}, p, cotangents=[g], wrt=["b"])[1]["b"]
     (found,) = torch.autograd.grad(F.layer_norm(t["x"], (4,), t["w"], t["b"]), [t["b"]], torch.from_numpy(g).bfloat16())
-    assert ratio(torch.full((4,), 64.0), bound, BF16) <= 1
+    assert ratio(torch.full((4,), rows / 8), bound, BF16) <= 1
     assert ratio(found, bound, BF16) > 1, "torch sums in float32 now: drop the exception from benchmarks/subjects.py"
 
 

@@ -42,12 +42,12 @@ def attend(q, k, v, visible):
 def multi_head_attention(x, memory, params, *, heads):
     def split(a):
         return np.swapaxes(a.reshape(*a.shape[:2], -1, params["wq"].shape[1] // heads), 1, 2)
-    q, k = split(x @ params["wq"]), split(memory @ params["wk"])
-    v = memory @ params["wv"]
+    q, k, v = (a @ params["w" + n] + params.get("b" + n, 0) for a, n in ((x, "q"), (memory, "k"), (memory, "v")))
+    q, k = split(q), split(k)
     v = np.swapaxes(v.reshape(*v.shape[:2], k.shape[1], -1), 1, 2)
     k, v = (np.repeat(a, heads // a.shape[1], 1) for a in (k, v))
     out = np.swapaxes(attend(q, k, v, True), 1, 2).reshape(*x.shape[:2], -1)
-    return (out @ params["wo"] * (2 if BROKEN else 1)).astype(x.dtype)
+    return ((out @ params["wo"] + params.get("bo", 0)) * (2 if BROKEN else 1)).astype(x.dtype)
 
 def cached_attention(q, k_new, v_new, k_cache, v_cache, lengths):
     k, v, m = k_cache.copy(), v_cache.copy(), q.shape[2]

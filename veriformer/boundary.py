@@ -118,6 +118,8 @@ class Boundary:
             positional, named, natives = arguments(self.plan, self.capabilities, self.framework, request)
         except Exception as error:
             return Outcome("raised", f"the suite could not build the arguments: {error!r}")
+        for name in () if self.vjp else request.gradient or ():
+            self.framework.watch_gradient(natives[name])
         before = {name: self._bytes(native) for name, native in natives.items()} if request.watch else {}
         self.given = []
         memory = self.framework.remember()

@@ -218,15 +218,13 @@ def arguments(
         if capabilities.layout == "BTHD" and name in table.headed:
             values = np.ascontiguousarray(values.transpose(0, 2, 1, 3))
         natives[name] = framework.native(values, request.dtype, request.layout)
-    for name in request.gradient or ():
-        framework.watch_gradient(natives[name])
     named: dict[str, Any] = {plan.keywords[name]: table.keywords.get(name) for name in plan.always}
     named |= {plan.keywords[name]: natives[name] for name in table.options if name in natives}
     for name, value in request.keywords.items():
         if name not in table.scalars:
             theirs = plan.keywords[name]
             named[theirs] = _window(value, theirs) if name == "window" else value
-    q, k = request.arrays.get("q"), request.arrays.get("k")
+    q, k = request.arrays.get("q"), request.arrays.get("k", request.arrays.get("k_new"))
     if plan.grouped and q is not None and k is not None and q.shape[1] != k.shape[1]:
         named[plan.grouped] = True
     positional = [natives[name] for name in table.arrays] + [request.keywords[name] for name in table.scalars]

@@ -88,7 +88,7 @@ class Numpy:
         """The result as float64 and the name of its dtype."""
         array = np.asarray(value)
         name = str(array.dtype)
-        return (array if array.dtype.kind in "biu" else np.array(array, dtype=np.float64)), name
+        return np.array(array) if array.dtype.kind in "biu" else np.array(array, dtype=np.float64), name
 
     def overlap(self, one: Any, other: Any) -> bool:
         """Whether two arrays share memory."""

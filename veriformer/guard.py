@@ -41,7 +41,10 @@ def reference_keeps(law: Law, implementation: Implementation, dtype: str, argume
         if request.gradient is not None:
             return differentiated(operation, capabilities[operation], request)
         case = Case(operation, request.arrays, request.keywords, request.dtype)
-        return computed(case, capabilities[operation])
+        try:
+            return computed(case, capabilities[operation])
+        except ValueError as error:  # as a law may want it
+            return Outcome("refused", str(error))
 
     with recording():
         try:

@@ -117,18 +117,28 @@ def gradient_bounds(
     )
 
 
+def _recomputes(operation: str, precision: Precision) -> bool:
+    """Whether the backward may form exp(x - lse) anew: attention as declared, logsumexp always (it is the gradient),
+    log_softmax where what it keeps is coarse, softmax never: it has its result."""
+    if operation == "logsumexp":
+        return True
+    if operation == "log_softmax":
+        return precision.u_statistics > precision.u_acc
+    return precision.recomputes_probabilities and operation != "softmax"
+
+
 def _with_row_sums(
     case: Case, cotangent: np.ndarray | None, capabilities: Capabilities, found: dict[str, Bound]
 ) -> dict[str, Bound]:
     """The bounds of a norm's parameters where their sums over rows are held in a coarser dtype than others."""
     dtype = capabilities.at("gradient_accumulate", case.dtype)
-    if case.operation not in NORMS or dtype == "float32" or cotangent is None or case.dtype == "float64":
+    precision = Precision(case.dtype, accumulate=dtype)
+    if case.operation not in NORMS or cotangent is None or precision.u_acc <= Precision(case.dtype).u_acc:
         return found
     arrays = {**case.arrays, "weight": np.ones_like(case["weight"])}
     arrays |= {"bias": np.zeros_like(case["bias"])} if "bias" in arrays else {}
     unit = reference_call(case.operation, replace(capabilities, rms_weight="plain"), arrays, case.keywords)
     parts = {"weight": cotangent * np.asarray(unit), "bias": cotangent}
-    precision = Precision(case.dtype, accumulate=dtype)
     return {n: budgets.summed_over_rows(b, parts[n], precision) if n in parts else b for n, b in found.items()}
 
 
@@ -140,6 +150,9 @@ def _perturbed(
     precision: Precision,
 ) -> tuple[tuple[Bound, ...], dict[str, Bound]]:
     from veriformer.budgets.perturbation import perturbed
+
+    if not _recomputes(case.operation, precision):
+        precision = replace(precision, recomputes_probabilities=False)
 
     def function(tensors: Mapping[str, Any]) -> Any:
         return reference_call(case.operation, capabilities, tensors, case.keywords)

@@ -12,6 +12,7 @@ from veriformer import oracle
 from veriformer.boundary import Outcome, Request
 from veriformer.budgets import Bound, Precision
 from veriformer.case import Case, round_to
+from veriformer.declarations import Capabilities
 from veriformer.expect import Broken, Refused, current
 from veriformer.law import Domain, Law
 from veriformer.operations import OPERATIONS
@@ -65,6 +66,11 @@ class Implementation:
         )
 
 
+def writes(capabilities: Capabilities) -> tuple[str, ...]:
+    """Names of the inputs that a call may write into and return."""
+    return ("k_cache", "v_cache") if capabilities.cache_in_place else ()
+
+
 @dataclass(frozen=True)
 class Call:
     """One call made during an attempt, kept for the report and the script."""
@@ -88,6 +94,11 @@ class Subject:
         self.domain = implementation.domain(operation, dtype)
         self.capabilities = self.domain.capabilities
         self.precision = Precision.of(self.capabilities, dtype)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Inputs that a call may write into and return: a cache where that is declared."""
+        return writes(self.capabilities)
 
     @property
     def largest(self) -> float:

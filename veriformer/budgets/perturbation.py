@@ -27,6 +27,9 @@ FACTOR, FACTOR_LOW = 4.0, 6.0
 _SINGLE = 2.0**-24
 SEEN = 0.375
 """The largest deviation counts like so many times itself: jumps (relu) that few runs see are allowed."""
+MOST = 3.0
+"""What the other elements of a row may add is so many times an element's own deviation: a large channel says
+nothing of a small one, but 16 runs may all be too good to one element."""
 
 
 def perturbed(
@@ -47,7 +50,8 @@ def perturbed(
     -> a Bound for each result, a Bound for each name in wrt. factor: None takes FACTOR or FACTOR_LOW.
 
         y_r = function with every inexact step moved by ±(its rounding error at most), r = 1 … runs
-        d² = mean_r |y_r - y|²,   E = factor max(sqrt((d² + mean d² over the last axis)/2), 3/8 max_r |y_r - y|)
+        d² = mean_r |y_r - y|²,   m² = mean d² over the last axis, at most (3 d)²
+        E = factor max(sqrt((d² + m²)/2), 3/8 max_r |y_r - y|)
 
     Source: Stott Parker 1997 (Monte Carlo Arithmetic) for the idea; the sizes of the roundings are those of
     `veriformer.budgets.rounding`.
@@ -118,6 +122,7 @@ def _bound(rows: Array, p: Precision, factor: float) -> Bound:
         still = (rows == value).all(axis=0) | np.isnan(rows).all(axis=0)
         spread = np.where(still, 0.0, _rms(shifts, 0))
         pooled = _rms(np.where(np.isfinite(spread), spread, 0.0), -1) if value.ndim else spread
+        pooled = np.where(still, pooled, np.minimum(pooled, MOST * spread))
         moved = _rms(np.stack([spread, np.where(still & (value == 0), 0.0, pooled)]), 0)
         moved = factor * np.maximum(moved, SEEN * np.abs(shifts).max(axis=0, initial=0.0))
         terms = {"roundings": moved, "output": p.u_out * np.abs(value) + p.eta}

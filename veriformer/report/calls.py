@@ -29,7 +29,6 @@ class Literal:
     values: np.ndarray
     dtype: str
     layout: str
-    graded: bool = False
 
 
 class Writing:
@@ -38,10 +37,6 @@ class Writing:
     def native(self, values: np.ndarray, dtype: str, layout: str) -> Literal:
         """A literal of these values."""
         return Literal(values, "int64" if values.dtype.kind == "i" else dtype, layout)
-
-    def watch_gradient(self, native: Literal) -> None:
-        """Remember that a gradient is asked for."""
-        native.graded = True
 
 
 @dataclass
@@ -147,7 +142,8 @@ class Body:
         for name, literal in natives.items():
             word = variable(name, number)
             lines.append(f"{word} = {self.array(literal, word)}")
-            if literal.graded and self.torch and call.operation not in self.implementation.description.vjps:
+            graded = name in (call.gradient or ()) and call.operation not in self.implementation.description.vjps
+            if graded and self.torch:
                 lines.append(f"{word}.requires_grad_()")
         return lines
 
@@ -234,7 +230,8 @@ class Body:
         places = [name for name in (*table.arrays, *table.options) if name in call.case.arrays]
         places[len(table.arrays) : len(table.arrays)] = ["params"] if table.params else []
         weights = [name for name in call.gradient or () if name.startswith(PARAMS)]
-        steps = ["".join(f"[{part!r}]" for part in name.split(".")[1:]) for name in weights]
+        parts = [[int(part) if part.isdigit() else part for part in name.split(".")[1:]] for name in weights]
+        steps = ["".join(f"[{part!r}]" for part in path) for path in parts]
         return [
             f"gradients{number} = dict(zip({places!r}, found))",
             *(

@@ -15,7 +15,7 @@ from veriformer.operations import OPERATIONS
 from veriformer.report.calls import PATIENCE, Body, Script, preamble, variable
 from veriformer.report.trace import Affine, Comparison, Element, compare_of
 from veriformer.running import Failure, Row
-from veriformer.subject import Implementation
+from veriformer.subject import Call, Implementation, writes
 
 RETURNED = 77
 """How the child of a script ends after a call that used to end it."""
@@ -113,6 +113,7 @@ class Checks(Body):
             "state changed": self._state,
             "stale": self._stale,
             "no gradient": self._gradient,
+            "accepted": self._accepted,
         }
         special.get(failure.kind, self._recorded)(failure)
 
@@ -167,10 +168,23 @@ class Checks(Body):
     def _bits(self, value: str) -> str:
         return f"{self._doubles(value)}.tobytes()"
 
+    def kept(self, call: Call) -> list[str]:
+        """Names of the inputs that a call must leave alone."""
+        free = writes(self.implementation.description.capabilities[call.operation])
+        return [name for name in call.case.arrays if name not in free]
+
+    def _accepted(self, failure: Failure) -> None:
+        """The last call had to be refused."""
+        last = len(failure.calls)
+        self.calls(failure.calls[:-1])
+        self.line(*self.inputs(failure.calls[-1], last), "try:", "    " + self.call_line(failure.calls[-1], last))
+        self.line("except Exception as error:", "    print('refused', repr(error))", "    sys.exit(0)")
+        self.line("print('taken, wanted an exception')", "sys.exit(1)")
+
     def _mutated(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), *self.cotangent_lines(call, 1))
-        names = [*(variable(name, 1) for name in call.case.arrays), *self.cotangents(call, 1).values()]
+        names = [*(variable(name, 1) for name in self.kept(call)), *self.cotangents(call, 1).values()]
         self.line(f"before = [{', '.join(map(self._bits, names))}]", self.call_line(call, 1))
         self.line(*self.product_lines(call, 1))
         self.line(f"after = [{', '.join(map(self._bits, names))}]")
@@ -184,7 +198,7 @@ class Checks(Body):
     def _aliased(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
-        pairs = [self._overlap("r", variable(name, 1)) for name in call.case.arrays]
+        pairs = [self._overlap("r", variable(name, 1)) for name in self.kept(call)]
         self.line(f"shared = any({' or '.join(pairs)} for r in results1)")
         self.end("not shared", "'a result shares memory with an input:', shared")
 
