@@ -279,3 +279,15 @@ def test_a_temperature_may_divide_before_the_peak_is_subtracted(dtype: str) -> N
     bound = found["x"]
     ratio = error_ratio(native.grad.double().numpy(), bound.value, bound.allowed, np.inf).max()
     assert 0.01 < ratio <= 1 and bound.allowed.max() < 0.5
+
+
+def test_a_large_channel_does_not_hide_a_small_one() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((4, 4)) for name in ("wq", "wk", "wv")}
+    arrays |= {"x": rng.standard_normal((1, 3, 4)), "wo": np.diag([1e6, 1.0, 1.0, 1.0])}
+    (bound,), _ = perturbed(
+        lambda t: layers.multi_head_attention(t["x"], t["x"], {name: t[name] for name in t if name != "x"}, heads=1),
+        arrays,
+        FLOAT32,
+    )
+    assert (bound.allowed[..., 1:] < 1e-4 * np.abs(bound.value[..., 1:]).max()).all()
