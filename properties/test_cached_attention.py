@@ -290,10 +290,32 @@ def scale_is_inverse_temperature(cached: Subject, case: Case, factor: float) -> 
 @law(
     "cached_attention",
     case=cached_attention_cases(),
-    pick=PICKS,
     kind="contract",
+    needs={"cache_in_place"},
     source="the operation's calling convention",
     relative=False,
+    changes=("cache_in_place",),
+    kills=faults("copies_declared_in_place"),
+)
+def writes_the_caches_it_was_given(cached: Subject, case: Case) -> None:
+    """Declared to work in place, a call puts the new rows into the given caches and returns these."""
+    fresh = case.with_arrays(**{name: np.full_like(case[name], 7.0) for name in ("k_new", "v_new")})
+    fresh = fresh.with_arrays(**{name: np.zeros_like(case[name]) for name in CACHES})
+    outcome = cached.outcome(fresh)
+    for name in CACHES:
+        expect(name in outcome.changed, "input kept", f"{name} is as it was before the call, wanted the new rows in it")
+        expect(name in outcome.aliased, "not aliased", f"the {name} that came back is another array than the one given")
+
+
+@law(
+    "cached_attention",
+    case=cached_attention_cases(),
+    pick=PICKS,
+    kind="contract",
+    needs={"checks_capacity"},
+    source="the operation's calling convention",
+    relative=False,
+    changes=("checks_capacity",),
     kills=faults("overflow_wraps", "overflow_clamped", "overflow_drops"),
 )
 def too_many_rows_are_refused(cached: Subject, case: Case, pick: int) -> None:
@@ -307,7 +329,8 @@ def too_many_rows_are_refused(cached: Subject, case: Case, pick: int) -> None:
         expect(raises, getattr(said, "kind", "accepted"), f"{said}, wanted an exception")
         return
     place = f"lengths[{pick % len(lengths)}] = {lengths[pick % len(lengths)]}"
-    expect(False, "accepted", f"{place} and {case['q'].shape[2]} new rows were taken for {capacity(case)} rows of room")
+    rows = f"{lengths[pick % len(lengths)] + case['q'].shape[2]} rows"
+    expect(False, "accepted", f"{place}: {rows} were taken, wanted an exception: there is room for {capacity(case)}")
 
 
 @law(
@@ -342,7 +365,8 @@ def gradient_reaches_what_is_seen(cached: Subject, case: Case, pick: int) -> Non
     case = case.with_keywords(window=None)
     mine = np.zeros((*case["q"].shape[:3], case["v_new"].shape[3]))
     mine[b, :, -1] = 1.0
-    found = cached.gradients(case, ("v_new", "v_cache", "k_cache"), mine)
+    found = dict.fromkeys(("v_cache", "k_cache"))
+    found |= cached.gradients(case, ("v_new", *(name for name in found if name not in cached.writes)), mine)
     expect(found["v_new"] is not None, "no gradient", f"v_new got none, wanted one of shape {case['v_new'].shape}")
     seen = np.zeros((case["k_cache"].shape[0], case["k_cache"].shape[2]), bool)
     for place in places(case, b, old_rows(case, b)):

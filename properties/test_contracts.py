@@ -62,7 +62,7 @@ def returns_an_array(subject: Subject, case: Case) -> None:
     kills=("hygiene.py:softmax_returns_float64", "attention_with_lse.py:lse_always_float32"),
 )
 def keeps_the_dtype(subject: Subject, case: Case) -> None:
-    """Results have the dtype of the first input; lse is float32 beside 16-bit inputs."""
+    """Results have the dtype of the first input, tables without one float32; lse is float32 beside 16-bit inputs."""
     outcome = subject.outcome(case)
     for name, got in zip(subject.results, outcome.dtypes, strict=True):
         dtype = subject.precision.beside if name == "lse" else case.dtype

@@ -12,7 +12,7 @@ from veriformer.oracle import shapes
 from veriformer.properties.attention_cases import PICKS, attention_cases
 from veriformer.properties.attention_changes import without_undefined_rows
 from veriformer.properties.cotangents import cotangent_of, differentiable, expect_gradients, graded
-from veriformer.properties.every_case import EVERY, by_operation
+from veriformer.properties.every_case import EVERY, by_operation, plain_cases
 from veriformer.subject import Subject
 
 SMOOTH = tuple(name for name in EVERY if OPERATIONS[name].differentiable)
@@ -33,6 +33,33 @@ def settled(subject: Subject, case: Case) -> Case:
     """The case without rows whose value nobody defines."""
     defined = subject.operation.startswith("attention") and case["sink"] is None
     return without_undefined_rows(case, subject.capabilities) if defined else case
+
+
+@law(
+    SMOOTH,
+    case=plain_cases(),
+    kind="contract",
+    root=True,
+    needs={"gradients"},
+    source="the convention of OPERATION_vjp",
+    relative=False,
+    kills=("vjp.py:softmax_vjp_raises", "vjp.py:attention_vjp_is_short", "vjp.py:layer_norm_vjp_in_float64"),
+)
+def returns_gradients(subject: Subject, case: Case) -> None:
+    """The gradients of an ordinary call arrive, each of the shape and dtype of its array."""
+    names = differentiable(case, subject.capabilities)
+    try:
+        outcome = subject.outcome(case, names, (cotangent_of(case, 0), *[None] * (len(shapes(case)) - 1)))
+    except Refused as refused:
+        expect(False, "raised", f"the backward of an ordinary call is refused: {refused}")
+        return
+    for name, gradient in outcome.gradients.items():
+        if gradient is not None:
+            same = gradient.shape == case[name].shape
+            expect(same, "shape", f"the gradient of {name} has shape {gradient.shape}, wanted {case[name].shape}")
+            dtype = outcome.gradient_dtypes[name]
+            expect(dtype == case.dtype, "dtype", f"the gradient of {name} is {dtype}, wanted {case.dtype}")
+    expect(any(g is not None for g in outcome.gradients.values()), "no gradient", "no gradient at all, wanted some")
 
 
 @law(
@@ -75,7 +102,6 @@ def gradient_equals_the_reference(subject: Subject, case: Case, pick: int) -> No
     kind="gradient",
     needs={"gradients", "torch"},
     source="R15",
-    relative=False,
     kills=("attention_backward.py:cotangent_clipped", "attention_backward.py:workspace_not_cleared"),
 )
 def gradient_is_linear_in_the_cotangent(subject: Subject, case: Case, pick: int, factor: float) -> None:
@@ -99,7 +125,6 @@ def gradient_is_linear_in_the_cotangent(subject: Subject, case: Case, pick: int,
     kind="gradient",
     needs={"gradients", "torch"},
     source="R03",
-    relative=False,
     kills=("attention_backward.py:cotangent_viewed", "attention_backward.py:cotangent_read_as_contiguous"),
 )
 def gradient_does_not_depend_on_the_layout(subject: Subject, case: Case, layout: str) -> None:

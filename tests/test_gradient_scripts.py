@@ -17,7 +17,9 @@ from veriformer.running import Item
 
 pytest.importorskip("torch")
 FAILURES = {
-    ("vjp", "softmax_vjp_returns_an_array"): "type",
+    ("vjp", "attention_vjp_is_short"): "type",
+    ("vjp", "layer_norm_vjp_in_float64"): "dtype",
+    ("vjp", "softmax_vjp_raises"): "raised",
     ("vjp", "layer_norm_vjp_of_each_row"): "shape",
     ("vjp", "attention_vjp_scales_query_in_place"): "input changed",
     ("attention_backward", "cotangent_overwritten"): "input changed",

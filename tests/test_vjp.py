@@ -37,14 +37,21 @@ def test_the_vjp_beside_an_operation_gives_its_gradients() -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (np.ones(2), "softmax_vjp returned ndarray, wanted a tuple of 1: x; None where there is none"),
-        ((np.ones(2), np.ones(2)), "softmax_vjp returned tuple 2, wanted a tuple of 1: x"),
+        (1.5, "softmax_vjp returned float, wanted a tuple of 1: x; None where there is none"),
+        ((np.ones(2), np.ones(2)), "softmax_vjp returned tuple of 2, wanted a tuple of 1: x"),
         ((1.0,), "softmax_vjp returned float for x, wanted an array or None"),
     ],
 )
 def test_a_vjp_that_returns_something_else_is_named(returned: Any, words: str) -> None:
     outcome = crossed(softmax=softmax, softmax_vjp=lambda cotangent, x, axis=-1: returned)
     assert outcome.kind == "type" and outcome.message.startswith(words)
+
+
+def test_a_single_gradient_may_come_without_a_tuple() -> None:
+    outcome = crossed(
+        softmax=softmax, softmax_vjp=lambda cotangent, x, axis=-1: softmax_vjp(cotangent, x, axis=axis)[0]
+    )
+    assert outcome.kind == "ok" and outcome.gradient_dtypes == {"x": "float32"}
 
 
 def test_a_vjp_without_its_operation_is_a_usage_error() -> None:

@@ -63,6 +63,7 @@ class Outcome:
     results: tuple[np.ndarray, ...] = ()
     dtypes: tuple[str, ...] = ()
     gradients: dict[str, np.ndarray | None] = field(default_factory=dict)
+    gradient_dtypes: dict[str, str] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     aliased: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
@@ -240,9 +241,11 @@ class Boundary:
         table, name = OPERATIONS[self.plan.operation], f"{self.plan.operation}_vjp"
         places = [*table.positional, *(option for option in table.options if option in natives)]
         places = [place for place in places if place not in table.scalars]
+        if len(places) == 1 and self.framework.is_array(returned):
+            returned = (returned,)
         if not isinstance(returned, (tuple, list)) or not len(table.positional) <= len(returned) <= len(places):
-            count = len(returned) if isinstance(returned, (tuple, list)) else ""
-            said = f"{name} returned {type(returned).__name__} {count}".strip()
+            count = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
+            said = f"{name} returned {type(returned).__name__}{count}"
             raise WrongType(f"{said}, wanted a tuple of {len(places)}: {', '.join(places)}; None where there is none")
         found: dict[str, Any] = dict.fromkeys(natives)
         for place, value in zip(places, returned, strict=False):
@@ -261,12 +264,13 @@ class Boundary:
         gradients = {n: self._heads_swapped(g) if n in swapped and g is not None else g for n, g in gradients.items()}
         read = [self.framework.read(result) for result in results]
         self.kept = [(r, values.copy()) for r, (values, _) in zip(results, read, strict=True)] if request.watch else []
-        found = {n: None if g is None else self.framework.read(g)[0] for n, g in gradients.items()}
+        products = {n: None if g is None else self.framework.read(g) for n, g in gradients.items()}
         return Outcome(
             "ok",
             results=tuple(values for values, _ in read),
             dtypes=tuple(name for _, name in read),
-            gradients=found,
+            gradients={n: None if product is None else product[0] for n, product in products.items()},
+            gradient_dtypes={n: product[1] for n, product in products.items() if product is not None},
             aliased=tuple(aliased),
             stale=stale,
         )

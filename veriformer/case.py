@@ -148,6 +148,8 @@ class Case:
         if self.layout != "contiguous":
             parts.append(f"layout={self.layout}")
         line = " ".join(parts)
+        if not self.arrays:
+            return line
         if self.numbers <= PRINTED:
             values = " ".join(f"{name}={show_array(array)}" for name, array in self.arrays.items())
             return f"{line}; {values}"

@@ -22,6 +22,8 @@ from veriformer.targets import Loaded, Options, load, load_functions
 DEFAULT_TARGETS = ("numpy", "torch")
 RED = ("fail", "error", "crash", "timeout", "xpass")
 OPEN = ("incomplete", "undetermined", "not_run")
+RELATIVE = ("metamorphic", "hygiene", "gradient")
+"""Kinds of laws that may compare two results with a budget that comes from the reference."""
 
 
 @dataclass
@@ -127,8 +129,10 @@ def check(
     Raises UsageError with one line that says what to do.
     """
     settings = Settings(
-        effort, seed, max_time, tuple(dtypes), tuple(laws), tuple(require), isolate and bool(targets),
+        effort, seed, max_time, listed(dtypes), listed(laws), listed(require), isolate and bool(targets),
     )  # fmt: skip
+    if not targets and not operations:
+        raise UsageError("nothing to check; wanted a target, as in check('torch'), or check(attention=my_attention)")
     options = Options(None if accepts is None else tuple(accepts), tuple(returns), framework, declare=declare or {})
     with ExitStack() as stack:
         implementations = list(open_targets(targets, options, settings, stack)) if targets else []
@@ -138,6 +142,11 @@ def check(
         for _ in judge(report):
             pass
     return report
+
+
+def listed(words: Sequence[str]) -> tuple[str, ...]:
+    """Words as a tuple; a single one may stand by itself."""
+    return (words,) if isinstance(words, str) else tuple(words)
 
 
 def open_targets(
@@ -220,15 +229,17 @@ class Turn:
     """Runs items in order, knowing which contract roots and oracles have failed so far."""
 
     def __init__(self) -> None:
-        self.roots: dict[tuple[str, str, str], Row] = {}
+        self.roots: dict[tuple[str, str, str, bool], Row] = {}
         self.oracles: set[tuple[str, str, str]] = set()
         self.ended: dict[tuple[str, str, str], frozenset[str]] = {}
 
     def run(self, item: Item) -> Row:
         """Run an item unless a contract root of the same operation and dtype does not hold."""
         place = (item.implementation.name, item.law.operation, item.dtype)
-        if place in self.roots:
-            return block(item, self.roots[place])
+        graded = "gradients" in item.law.needs
+        for root in (self.roots.get((*place, False)), self.roots.get((*place, True)) if graded else None):
+            if root is not None:
+                return block(item, root)
         if time.monotonic() > item.deadline:
             return Row(item.law, item.implementation.name, item.dtype, "not_run", "time limit")
         item.reduced = self.ended.get(place, frozenset())
@@ -237,12 +248,10 @@ class Turn:
             self.ended[place] = item.reduced | {row.verdict}
         # a root that holds on the plainest case leaves the rest something to judge
         if row.law.root and row.failure is not None and row.failure.origin == FIRST:
-            self.roots[place] = row
+            self.roots[(*place, graded)] = row
         if row.law.kind == "oracle" and row.verdict in ("fail", "xfail"):
             self.oracles.add(place)
-        row.withheld = (
-            place in self.oracles and row.law.relative and row.law.kind == "metamorphic" and row.verdict == "fail"
-        )
+        row.withheld = place in self.oracles and row.law.relative and row.law.kind in RELATIVE and row.verdict == "fail"
         return row
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from veriformer.checking import RED, Settings, chosen_laws, in_process, vetted
+from veriformer.checking import RED, Settings, chosen_laws, in_process, listed, vetted
 from veriformer.report.terminal import row_text
 from veriformer.running import Item, items
 from veriformer.targets import Options, load, load_functions
@@ -38,7 +38,7 @@ def conformance(
     loaded = load(target, options) if target else []
     if operations:
         loaded = [*loaded, load_functions(operations, options)]
-    settings = Settings(effort, seed, None, tuple(dtypes), tuple(laws))
+    settings = Settings(effort, seed, None, listed(dtypes), listed(laws))
     body: dict[str, Any] = {"__doc__": "Laws of the operations given to veriformer.conformance."}
     for one in loaded:
         known = (*one.description.expected, *expected)

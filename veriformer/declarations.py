@@ -44,6 +44,7 @@ class Capabilities:
     empty_row: Any = _choice(
         "zeros", ("zeros", "nan", "mean", "undefined"), "output of a row that may attend to nothing"
     )
+    checks_capacity: bool = _choice(True, (True, False), "more new rows than a cache has room for raise an exception")
     grouped_heads: bool = _choice(True, (True, False), "fewer key than query heads (G < H) are accepted")
     biases: bool = _choice(True, (True, False), "biases beside the weight matrices of a composite are accepted")
     value_width: str = _choice("any", ("any", "equal"), "value width: any, or only that of the keys")

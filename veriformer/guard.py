@@ -88,4 +88,10 @@ def differentiated(operation: str, capabilities: Capabilities, request: Request)
     exact = Boundary(function, plan, Capabilities(), framework_named("torch")).cross(replace(request, dtype="float64"))
     gradients = {name: None if g is None else round_to(g, request.dtype) for name, g in exact.gradients.items()}
     results = tuple(round_to(result, request.dtype) for result in exact.results)
-    return replace(exact, results=results, dtypes=(request.dtype,) * len(results), gradients=gradients)
+    return replace(
+        exact,
+        results=results,
+        dtypes=(request.dtype,) * len(results),
+        gradients=gradients,
+        gradient_dtypes=dict.fromkeys(exact.gradient_dtypes, request.dtype),
+    )

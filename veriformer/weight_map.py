@@ -106,8 +106,12 @@ def _joined(name: str, target: Any, pieces: list[Piece]) -> Any:
         if piece.start != at:
             raise UsageError(f"map: {piece.ours!r} starts at row {piece.start} of {name!r}, wanted row {at}")
         if shape != wanted:
-            hint = "; is .T missing, or too many?" if shape[::-1] == wanted else ""
-            raise UsageError(f"map: {piece.ours!r} gives {name!r} the shape {shape}, wanted {wanted}{hint}")
+            said = f"map: {piece.ours!r} gives {name!r} the shape {shape}, wanted {wanted}"
+            if shape[::-1] == wanted and shape != wanted and len(shape) > 1:
+                raise UsageError(f"{said}; is .T missing, or too many?")
+            raise ValueError(
+                f"{said}; a module that has no such sizes declares value_width=equal or grouped_heads=false"
+            )
         at = piece.stop
     if at != target.shape[0]:
         raise UsageError(f"map: {name!r} has {target.shape[0]} rows, of which only {at} are reached")

@@ -8,7 +8,7 @@ row is a block of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -271,6 +271,12 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "overflow_clamped": ("mutation: an index clamped for safety", "the last rows are overwritten"),
         "overflow_drops": ("mutation: out of range writes ignored", "rows that do not fit are lost"),
     },
+    "writes-the-caches-it-was-given": {
+        "copies_declared_in_place": (
+            "mutation: a copy where in place is promised",
+            "the given caches stay as they were",
+        ),
+    },
     "equals-the-reference": {
         "lengths_of_the_first_call": ("transformers#48509", "the lengths of an earlier call are kept"),
     },
@@ -283,6 +289,8 @@ FAULTS = {
 VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
     variant: {"cached_attention": _make(variant)} for variant in ("correct", *FAULTS)
 }
+_PLAIN = Capabilities(nonpositive_scale=True, nan_contained=True, rounds_probabilities=False)
 CAPABILITIES = {
-    "cached_attention": Capabilities(nonpositive_scale=True, nan_contained=True, rounds_probabilities=False)
+    "cached_attention": _PLAIN,
+    "copies_declared_in_place": {"cached_attention": replace(_PLAIN, cache_in_place=True)},
 }

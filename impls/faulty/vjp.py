@@ -25,8 +25,8 @@ def _softmax_vjp(fault: str) -> Callable[..., Any]:
     def softmax_vjp(cotangent: NDArray, x: NDArray, *, axis: int = -1, temperature: float = 1.0) -> Any:
         """dx = p (g - <p, g>) / T."""
         p, g = softmax(x, axis=axis, temperature=temperature), cotangent
-        if fault == "softmax_vjp_returns_an_array":
-            return p * (g - (p * g).sum(axis=axis, keepdims=True)) / float(temperature)
+        if fault == "softmax_vjp_raises":
+            raise TypeError("softmax_vjp() got an unexpected keyword argument")
         if fault == "softmax_vjp_plain_average":
             return (p * (g - g.mean(axis=axis, keepdims=True)) / float(temperature),)
         if fault == "softmax_vjp_overwrites_the_cotangent":
@@ -73,6 +73,8 @@ def _layer_norm_vjp(fault: str) -> Callable[..., Any]:
         if fault == "layer_norm_vjp_of_each_row":
             return dx, cotangent * n, cotangent
         dweight, dbias = (cotangent * n).sum(axis=rows), cotangent.sum(axis=rows)
+        if fault == "layer_norm_vjp_in_float64":
+            return tuple(np.asarray(each, dtype=np.float64) for each in (dx, dweight, dbias))
         return (dx, dbias, dweight) if fault == "layer_norm_vjp_swaps_weight_and_bias" else (dx, dweight, dbias)
 
     return layer_norm_vjp
@@ -117,6 +119,8 @@ def _attention_vjp(fault: str) -> Callable[..., Any]:
             dk, dv = (each.reshape(*a.shape[:2], -1, *a.shape[2:]).sum(axis=2) for each, a in ((dk, k), (dv, v)))
         if fault == "attention_vjp_batch_summed":
             dk, dv = (np.broadcast_to(each.sum(axis=0), each.shape) for each in (dk, dv))
+        if fault == "attention_vjp_is_short":
+            return dq, dk
         found = [dq, dk, dv] + ([] if mask is None else [None])
         if bias is not None:
             axes = tuple(axis for axis, length in enumerate(bias.shape) if length == 1)
@@ -141,8 +145,14 @@ _MAKE = {
 }  # fmt: skip
 # law that must accuse: {variant: (where it was seen, what is wrong)}; the law names the operation
 _TABLE: dict[str, dict[str, tuple[str, str]]] = {
-    "softmax/gradient-exists": {
-        "softmax_vjp_returns_an_array": ("mutation: one gradient, no tuple", "an array where a tuple is wanted"),
+    "softmax/returns-gradients": {
+        "softmax_vjp_raises": ("mutation: a keyword that the backward lacks", "every backward raises"),
+    },
+    "layer_norm/returns-gradients": {
+        "layer_norm_vjp_in_float64": ("mutation: NumPy's default dtype", "gradients in float64 for any input"),
+    },
+    "attention/returns-gradients": {
+        "attention_vjp_is_short": ("mutation: the value's gradient forgotten", "two gradients for three arrays"),
     },
     "softmax/jacobian-is-symmetric": {
         "softmax_vjp_plain_average": ("mutation: mean for expectation", "dx = p (g - mean g)"),

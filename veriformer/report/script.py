@@ -159,7 +159,12 @@ class Checks(Body):
         small = call.case.dtype in ("float16", "bfloat16")
         names = OPERATIONS[call.operation].results
         wanted = ["float32" if name == "lse" and small else call.case.dtype for name in names]
+        self.line(*self.gradient_lines(call, 1))
         self.line(f"wanted = {wanted}", "got = [str(r.dtype).removeprefix('torch.') for r in results1]")
+        if call.gradient is not None:
+            self.line(f"found = [gradients1[name] for name in {list(call.gradient)} if gradients1[name] is not None]")
+            self.line("got += [str(g.dtype).removeprefix('torch.') for g in found]")
+            self.line(f"wanted += [{call.case.dtype!r}] * len(found)")
         self.end("got == wanted", "'dtypes', got, 'wanted', wanted")
 
     def _doubles(self, value: str) -> str:

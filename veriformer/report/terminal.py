@@ -6,11 +6,14 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from veriformer.budgets.claims import precision_name
+from veriformer.case import PRINTED, show_array
 from veriformer.catalogue import LEVEL, tentative
 from veriformer.checking import RED, Report
 from veriformer.declarations import DTYPES
@@ -18,7 +21,7 @@ from veriformer.law import Law
 from veriformer.operations import OPERATIONS
 from veriformer.report.record import environment
 from veriformer.running import Failure, Row
-from veriformer.subject import Implementation
+from veriformer.subject import Call, Implementation
 
 BLOCKS = 3
 """Failures shown in full for one operation of one implementation; the rest are named."""
@@ -149,8 +152,15 @@ def summary_line(rows: Sequence[Row], operation: str) -> str:
         parts.append(f"worst {worst:.2g} of the budget")
     measured = {row.dtype: row.bits for row in rows if row.bits is not None}
     if measured:
-        parts.append("behaves like u = " + ", ".join(f"2^{bits:.1f} ({dtype})" for dtype, bits in measured.items()))
+        likes = {dtype: f"2^{bits:.1f}" + in_brackets(precision_name(bits)) for dtype, bits in measured.items()}
+        said = ", ".join(like + (f" in {dtype}" if len(likes) > 1 else "") for dtype, like in likes.items())
+        parts.append(f"behaves like u = {said}")
     return "; ".join(parts)
+
+
+def in_brackets(name: str) -> str:
+    """' (tf32)', or nothing for nothing."""
+    return f" ({name})" if name else ""
 
 
 def law_words(rows: Sequence[Row]) -> list[str]:
@@ -206,9 +216,9 @@ def failures(console: Console, report: Report, scripts: dict[str, tuple[str, str
 
 
 def in_full(laws: Sequence[Law]) -> list[Law]:
-    """The laws to show in full: the most specific ones, and the oracle if it fails."""
-    oracle = [law for law in laws if law.kind == "oracle"]
-    others = [law for law in laws if law.kind != "oracle"]
+    """The laws to show in full: the most specific ones, and the oracle and the precision where they fail."""
+    oracle = [law for law in laws if law.kind in ("oracle", "precision")]
+    others = [law for law in laws if law not in oracle]
     return others[: BLOCKS - len(oracle)] + oracle
 
 
@@ -245,11 +255,18 @@ def block(console: Console, row: Row, others: Sequence[str], script: tuple[str, 
 
 def failure_lines(failure: Failure) -> list[tuple[str, str]]:
     """The case, or the calls where the law compares several, and what came."""
-    calls = list(dict.fromkeys(call.case.describe() for call in failure.calls))
+    calls = list(dict.fromkeys(called(call) for call in failure.calls))
     if len(calls) < 2:
         return [("case", calls[0] if calls else failure.case.describe()), ("got", failure.message)]
     lines = [(f"call {number}", line) for number, line in enumerate(calls[:3], 1)]
     return [*lines, ("got", failure.message)]
+
+
+def called(call: Call) -> str:
+    """A call's case, and its cotangent where that is short."""
+    given = next((c for c in call.cotangents if c is not None), None) if call.gradient else None
+    short = given is not None and np.size(given) <= PRINTED
+    return call.case.describe() + (f" cotangent={show_array(np.asarray(given))}" if short else "")
 
 
 def summary(console: Console, report: Report) -> None:
