@@ -131,7 +131,10 @@ def main() -> None:
         print(text, flush=True)
         lines.append(text)
     if given.table:
-        Path(given.table).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        about = "\n".join(line.removeprefix("    ") for line in __doc__.splitlines()[2:])
+        said = f"`python benchmarks/calibrate.py --seeds {given.seeds} --first {given.first} --table FILE`"
+        head = f"# How much of their perturbation budgets correct implementations use\n\nWritten by {said}.\n{about}"
+        Path(given.table).write_text("\n".join([head, "```", *lines, "```", ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":
