@@ -62,14 +62,6 @@ def lone_row(case: Case, row: Row, keys: np.ndarray) -> Case:
     return lone.with_arrays(mask=None).with_keywords(causal=False, window=None)
 
 
-def expect_unmoved(attention: Subject, case: Case, changed: Case, rows: np.ndarray) -> None:
-    """The rows marked in rows[B,H,Tq] come out alike: bit for bit, or within budget if leak="rounding"."""
-    if attention.capabilities.leak == "exact":
-        expect_same(attention(changed)[rows], attention(case)[rows])
-    else:
-        expect_equal(measure(attention, changed)[rows], measure(attention, case)[rows])
-
-
 def expect_independent(attention: Subject, part: Case, case: Case, index: object) -> None:
     """A part computed alone equals that part of the whole: within budget, bit for bit if batch_invariant."""
     if attention.capabilities.batch_invariant:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from veriformer.case import Case
-from veriformer.expect import expect_same
 from veriformer.properties.attention_changes import magnitudes
 from veriformer.properties.attention_family_build import loud_keys
 from veriformer.properties.measured import Measured, expect_equal, measure
+from veriformer.properties.packed_changes import span
 from veriformer.subject import Subject
 
 CACHES = ("k_cache", "v_cache")
@@ -61,14 +61,6 @@ def spoiled(case: Case, slots: np.ndarray, pick: int) -> Case:
         k_cache=np.where(where, loud_keys(rng, case["q"], case["k_cache"].shape, case.dtype), case["k_cache"]),
         v_cache=np.where(where, magnitudes(rng, case["v_cache"].shape, 1e4), case["v_cache"]),
     )
-
-
-def expect_unmoved(cached: Subject, case: Case, changed: Case) -> None:
-    """The outputs come out alike: bit for bit, or within budget if leak="rounding"."""
-    if cached.capabilities.leak == "exact":
-        expect_same(cached(changed)[0], cached(case)[0])
-    else:
-        expect_equal(measure(cached, changed), measure(cached, case))
 
 
 def parts_of(count: int, cut: str, rng: np.random.Generator) -> list[int]:
@@ -144,11 +136,3 @@ def expect_counted(cached: Subject, case: Case, pick: int) -> None:
         low, high = span(case, position, total)
         wanted[b, :, i] = 1 / (high - low + 1) if low <= row <= high else 0.0
     expect_equal(got, wanted, what=f"the weight of row {row} of sequence {b}")
-
-
-def span(case: Case, position: int, total: int) -> tuple[int, int]:
-    """The first and the last of `total` rows that a query at that position may see."""
-    left, right = case["window"] or (None, None)
-    right = 0 if case["causal"] else right
-    low = 0 if left is None else max(position - left, 0)
-    return low, total - 1 if right is None else min(position + right, total - 1)

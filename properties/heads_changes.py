@@ -9,11 +9,8 @@ import numpy as np
 
 from veriformer.case import Case
 from veriformer.declarations import Capabilities
-from veriformer.expect import expect_same
 from veriformer.properties.attention_changes import magnitudes
 from veriformer.properties.attention_family_build import seen_rows
-from veriformer.properties.measured import expect_equal, measure
-from veriformer.subject import Subject
 
 MATRICES = ("wq", "wk", "wv", "wo")
 BIASES = ("bq", "bk", "bv", "bo")
@@ -154,14 +151,6 @@ def unaffected(case: Case, capabilities: Capabilities, rows: np.ndarray) -> np.n
     """The outputs [B,Tq] that do not depend on the rows of memory marked in rows[Tk]; none where none is marked."""
     free = ~(seen_rows(case, capabilities) & rows).any(-1).any(1) & rows.any()
     return free & ~rows if is_alone(case) else free
-
-
-def expect_unmoved(heads: Subject, case: Case, changed: Case, rows: np.ndarray) -> None:
-    """The outputs marked in rows[B,Tq] come out alike: bit for bit, or within budget if leak="rounding"."""
-    if heads.capabilities.leak == "exact":
-        expect_same(heads(changed)[rows], heads(case)[rows])
-    else:
-        expect_equal(measure(heads, changed)[rows], measure(heads, case)[rows])
 
 
 def loud(case: Case, top: float) -> Case:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from veriformer.case import Case
-from veriformer.expect import expect_close
+from veriformer.expect import expect_close, expect_same
 from veriformer.subject import Subject
 
 
@@ -60,3 +60,13 @@ def expect_equal(one: Measured, other: Measured | Any, *, what: str = "") -> Non
     if not isinstance(other, Measured):
         other = Measured(np.asarray(other, float), np.zeros(()))
     expect_close(one.value, other.value, one.allowed + other.allowed, what=what)
+
+
+def expect_unmoved(subject: Subject, case: Case, changed: Case, rows: Any = ...) -> None:
+    """These rows of the first result come out alike: bit for bit, or within budget if leak="rounding"."""
+    if subject.capabilities.leak == "exact":
+        before, after = (subject(one) for one in (case, changed))
+        first, second = (found[0] if isinstance(found, tuple) else found for found in (before, after))
+        expect_same(second[rows], first[rows])
+    else:
+        expect_equal(measure(subject, changed)[rows], measure(subject, case)[rows])

@@ -6,7 +6,6 @@ import numpy as np
 
 from veriformer.case import Case
 from veriformer.declarations import Capabilities
-from veriformer.expect import expect_same
 from veriformer.properties.attention_changes import magnitudes
 from veriformer.properties.attention_family_build import loud_keys
 from veriformer.properties.measured import expect_equal, measure
@@ -81,14 +80,6 @@ def others_spoiled(case: Case, b: int, pick: int) -> Case:
     return changed.with_arrays(q=np.where(rows[:, None, None], case["q"][::-1] + 1, case["q"]))
 
 
-def expect_unmoved(varlen: Subject, case: Case, changed: Case, rows: np.ndarray) -> None:
-    """These rows come out alike: bit for bit, or within budget if leak="rounding"."""
-    if varlen.capabilities.leak == "exact":
-        expect_same(varlen(changed)[rows], varlen(case)[rows])
-    else:
-        expect_equal(measure(varlen, changed)[rows], measure(varlen, case)[rows])
-
-
 def expect_counted(varlen: Subject, case: Case, pick: int) -> None:
     """A key of value 1 among zeros shows its weight: 1/n in rows that see it beside n - 1 others, else 0."""
     b = some_sequence(case, pick)
@@ -114,7 +105,7 @@ def first_position(case: Case, b: int, capabilities: Capabilities) -> int:
 
 
 def span(case: Case, position: int, keys: int) -> tuple[int, int]:
-    """The first and the last key that a query at that position of its sequence may see."""
+    """The first and the last of so many keys that a query at that position of its sequence may see."""
     left, right = case["window"] or (None, None)
     right = 0 if case["causal"] else right
     low = 0 if left is None else max(position - left, 0)

@@ -12,14 +12,13 @@ from veriformer.properties.attention_cases import PICKS, attention_cases
 from veriformer.properties.attention_changes import (
     edge_key,
     evenly,
-    expect_unmoved,
     keep,
     own_rows,
     per_head,
     spoiled,
     weighing,
 )
-from veriformer.properties.measured import expect_equal, measure
+from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.subject import Subject
 
 

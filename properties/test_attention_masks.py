@@ -14,7 +14,6 @@ from veriformer.properties.attention_build import closed
 from veriformer.properties.attention_cases import PICKS, attention_cases
 from veriformer.properties.attention_changes import (
     evenly,
-    expect_unmoved,
     keep,
     lone_row,
     rows_without,
@@ -22,7 +21,7 @@ from veriformer.properties.attention_changes import (
     spoiled,
     weighing,
 )
-from veriformer.properties.measured import expect_equal, measure
+from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.subject import Subject
 
 HIDING = {"causal or mask or window"}

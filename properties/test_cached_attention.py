@@ -15,7 +15,6 @@ from veriformer.properties.cached_changes import (
     capacity,
     evicted_rows,
     expect_counted,
-    expect_unmoved,
     in_chunks,
     marked,
     new_rows,
@@ -26,7 +25,7 @@ from veriformer.properties.cached_changes import (
     spoiled,
     unpaged,
 )
-from veriformer.properties.measured import expect_equal, measure
+from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.subject import Subject
 
 CUTS = choice("prefill, then singles", "one, then the rest", "uneven", "singles")

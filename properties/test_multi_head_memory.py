@@ -12,7 +12,6 @@ from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.attention_family_build import seen_rows
 from veriformer.properties.attention_family_cases import PLAIN, multi_head_attention_cases
 from veriformer.properties.heads_changes import (
-    expect_unmoved,
     first_position,
     spoiled,
     unaffected,
@@ -21,7 +20,7 @@ from veriformer.properties.heads_changes import (
     with_memory,
     with_weights,
 )
-from veriformer.properties.measured import expect_equal, measure
+from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.subject import Subject
 
 

@@ -49,7 +49,7 @@ MANY_TIMES = {"layer_norm": ("bias", "x"), "feed_forward": ("b2", "x"), "embeddi
 )
 def gradient_exists(subject: Subject, case: Case) -> None:
     """Every array of numbers that has an influence gets a gradient of its own shape."""
-    names = tuple(name for name in differentiable(case) if name != "uniform")
+    names = differentiable(case)
     for name, gradient in subject.gradients(case, names, uneven(case)).items():
         expect(gradient is not None, "no gradient", f"no gradient reached {name}, wanted one")
         same = gradient.shape == case[name].shape

@@ -10,10 +10,9 @@ from veriformer.law import choice, law
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.attention_family_build import seen_in_sequences
 from veriformer.properties.attention_family_cases import varlen_attention_cases
-from veriformer.properties.measured import expect_equal, measure
+from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.properties.packed_changes import (
     expect_counted,
-    expect_unmoved,
     first_position,
     gathered,
     keys_of,

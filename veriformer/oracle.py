@@ -85,11 +85,10 @@ def _bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tup
             return _attention(case, capabilities, precision)
         if case.operation in COMPOSITES:
             return _perturbed(case, (), None, capabilities, precision)[0]
-        arrays = {name: array for name, array in case.arrays.items()}
         words = {name: case[name] for name in (*case.table.scalars, *case.table.keywords)}
         words |= {name: case[name] for name in case.table.options}
         words |= words_of(case.operation, capabilities)
-        positional = [arrays[name] for name in case.table.arrays]
+        positional = [case[name] for name in case.table.arrays]
         found = getattr(budgets, case.operation)(*positional, **words, precision=precision)
     return found if isinstance(found, tuple) else (found,)
 

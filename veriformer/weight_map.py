@@ -107,7 +107,7 @@ def _joined(name: str, target: Any, pieces: list[Piece]) -> Any:
             raise UsageError(f"map: {piece.ours!r} starts at row {piece.start} of {name!r}, wanted row {at}")
         if shape != wanted:
             said = f"map: {piece.ours!r} gives {name!r} the shape {shape}, wanted {wanted}"
-            if shape[::-1] == wanted and shape != wanted and len(shape) > 1:
+            if shape[::-1] == wanted:
                 raise UsageError(f"{said}; is .T missing, or too many?")
             raise ValueError(
                 f"{said}; a module that has no such sizes declares value_width=equal or grouped_heads=false"
