@@ -10,7 +10,8 @@ from veriformer.law import law
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.attention_family_build import seen_rows
 from veriformer.properties.attention_family_cases import PLAIN, multi_head_attention_cases
-from veriformer.properties.heads_changes import BIASES, MATRICES, by_heads, weight, widths_of, with_each, with_weights
+from veriformer.properties.cotangents import differentiable
+from veriformer.properties.heads_changes import MATRICES, by_heads, weight, widths_of, with_each, with_weights
 from veriformer.subject import Subject
 
 NEEDS = {"gradients"}
@@ -32,7 +33,7 @@ def faults(*names: str) -> tuple[str, ...]:
 )
 def gradient_exists(multi_head: Subject, case: Case) -> None:
     """x, memory and every weight but the bias of the keys, which changes nothing, get a gradient of their own shape."""
-    names = tuple(name for name in real(case) if name != "params.bk")
+    names = tuple(name for name in differentiable(case) if name != "params.bk")
     for name, gradient in multi_head.gradients(case, names).items():
         expect(gradient is not None, "no gradient", f"{name} got no gradient, wanted one of shape {case[name].shape}")
         same = gradient.shape == case[name].shape
@@ -177,15 +178,9 @@ def gradient_ignores_unused_empty_rows(multi_head: Subject, case: Case, pick: in
     """Rows that see nothing, and whose outputs nobody uses, leave the gradients finite."""
     used = seen_rows(case, multi_head.capabilities).any(-1).all(1)[..., None]
     cotangent = np.where(used, upstream(case, pick), 0.0)
-    for name, gradient in multi_head.gradients(case, real(case), cotangent).items():
+    for name, gradient in multi_head.gradients(case, differentiable(case), cotangent).items():
         if gradient is not None:
             expect_finite(gradient, what=f"the gradient of {name} is")
-
-
-def real(case: Case) -> tuple[str, ...]:
-    """Names of the arrays of numbers: inputs, matrices and the biases that are there."""
-    weights = [f"params.{name}" for name in (*MATRICES, *BIASES)]
-    return ("x", "memory", *(name for name in weights if name in case.arrays))
 
 
 def upstream(case: Case, pick: int) -> np.ndarray:
