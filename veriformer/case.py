@@ -117,7 +117,7 @@ class Case:
     def labels(self, name: str) -> list[str]:
         """Names of the axes that an array really has."""
         axes, count = list(self.table.axes(name)), self.arrays[name].ndim
-        if axes[0] == "...":
+        if axes[:1] == ["..."]:
             axes[:1] = [str(i) for i in range(count - len(axes) + 1)]
         return axes
 

@@ -40,6 +40,7 @@ class Operation:
     kinds: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     def axes(self, array: str) -> tuple[str, ...]:
         """Names of the axes of one array, "..." standing for any leading ones."""
@@ -104,15 +105,71 @@ _ATTENTION: dict[str, Any] = {
     "kinds": _BOOLEAN_MASK,
 }
 _ATTENTION_WEIGHTS = {
-    "params.wq": "d H*D",
-    "params.wk": "d G*D",
-    "params.wv": "d G*Dv",
-    "params.wo": "H*Dv d",
-    "params.bq": "H*D",
-    "params.bk": "G*D",
-    "params.bv": "G*Dv",
-    "params.bo": "d",
+    "wq": "d H*D",
+    "wk": "d G*D",
+    "wv": "d G*Dv",
+    "wo": "H*Dv d",
+    "bq": "H*D",
+    "bk": "G*D",
+    "bv": "G*Dv",
+    "bo": "d",
 }
+_NORM = {"weight": "d", "bias": "d"}
+_FEED_FORWARD = {"w1": "d f", "b1": "f", "w2": "f d", "b2": "d"}
+
+
+def _within(**parts: Mapping[str, str]) -> dict[str, str]:
+    """The arrays of several parts, by dotted names."""
+    return {f"{part}.{name}": axes for part, arrays in parts.items() for name, axes in arrays.items()}
+
+
+_ENCODER_LAYER = _within(attention=_ATTENTION_WEIGHTS, norm1=_NORM, feed_forward=_FEED_FORWARD, norm2=_NORM)
+_DECODER_LAYER = _within(
+    attention=_ATTENTION_WEIGHTS,
+    norm1=_NORM,
+    cross_attention=_ATTENTION_WEIGHTS,
+    norm2=_NORM,
+    feed_forward=_FEED_FORWARD,
+    norm3=_NORM,
+)
+
+
+def _stack(layer: Mapping[str, str]) -> dict[str, str]:
+    """The arrays of a list of layers with a final norm."""
+    return {f"layers.*.{name}": axes for name, axes in layer.items()} | _within(norm=_NORM)
+
+
+_TRANSFORMER = {
+    "source_embedding": "Vs d",
+    "target_embedding": "V d",
+    "embedding_scale": "",
+    **_within(encoder=_stack(_ENCODER_LAYER), decoder=_stack(_DECODER_LAYER), head={"w": "d V", "b": "V"}),
+}
+_DECODER_LM = {
+    "embedding": "V d",
+    "embedding_scale": "",
+    **_stack(_ENCODER_LAYER),
+    **_within(head={"w": "d V", "b": "V"}),
+}
+_LAYER_KEYWORDS: dict[str, Any] = {"heads": None, "norm": "post", "alpha": 1.0, "window": None, "positions": None}
+_HEADS = frozenset({"heads"})
+
+
+def _composite(
+    name: str, arrays: Mapping[str, str], weights: Mapping[str, str], keywords: Mapping[str, Any], **rest: Any
+) -> Operation:
+    """An operation with weights; its masks are boolean, and a scale of embeddings has no gradient."""
+    kinds = {"mask": "bool", "memory_mask": "bool", "params.embedding_scale": "constant", **rest.pop("kinds", {})}
+    return Operation(
+        name,
+        arrays,
+        keywords,
+        kinds=kinds,
+        params={PARAMS + key: axes for key, axes in weights.items()},
+        required=_HEADS,
+        **rest,
+    )
+
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
@@ -191,15 +248,54 @@ OPERATIONS: dict[str, Operation] = {
             kinds={"lengths": "int", "block_table": "int", "k_cache": "constant", "v_cache": "constant"},
             meaning="new keys and values written at lengths[b]+i, then attention over the cache up to there",
         ),
-        Operation(
+        _composite(
             "multi_head_attention",
             {"x": "B Tq d", "memory": "B Tk d"},
+            _ATTENTION_WEIGHTS,
             {"heads": None, "causal": False},
-            {"mask": "B H Tq Tk"},
-            required=frozenset({"heads"}),
-            kinds=_BOOLEAN_MASK,
-            params=_ATTENTION_WEIGHTS,
+            options={"mask": "B H Tq Tk"},
             meaning="attention by heads of x wq + bq, memory wk + bk and memory wv + bv, joined, times wo, + bo",
+        ),
+        _composite(
+            "encoder_layer",
+            {"x": "B T d"},
+            _ENCODER_LAYER,
+            _LAYER_KEYWORDS,
+            options={"mask": "B H T T"},
+            meaning="self-attention, then feed-forward, each in a residual with its norm after (post) or before (pre)",
+        ),
+        _composite(
+            "decoder_layer",
+            {"x": "B T d", "memory": "B S d"},
+            _DECODER_LAYER,
+            _LAYER_KEYWORDS,
+            options={"mask": "B H T T", "memory_mask": "B H T S"},
+            meaning="causal self-attention, attention to memory, feed-forward, each in a residual with its norm",
+        ),
+        _composite(
+            "encoder",
+            {"x": "B T d"},
+            _stack(_ENCODER_LAYER),
+            _LAYER_KEYWORDS,
+            options={"mask": "B H T T"},
+            meaning="encoder layers one after the other, then the final norm, if there is one",
+        ),
+        _composite(
+            "decoder",
+            {"x": "B T d", "memory": "B S d"},
+            _stack(_DECODER_LAYER),
+            _LAYER_KEYWORDS,
+            options={"mask": "B H T T", "memory_mask": "B H T S"},
+            meaning="decoder layers one after the other, all on one memory, then the final norm, if there is one",
+        ),
+        _composite(
+            "transformer",
+            {"source": "B S", "target": "B T"},
+            _TRANSFORMER,
+            {"heads": None, "norm": "post", "alpha": 1.0, "positions": "sinusoidal"},
+            options={"mask": "B S"},
+            kinds={"source": "int", "target": "int"},
+            meaning="logits of what follows each target token, given those before it and all of the source",
         ),
         Operation(
             "dropout",

@@ -17,7 +17,14 @@ from veriformer.memory import Memory, key_of
 from veriformer.reference import visible_keys
 
 ATTENTIONS = ("attention", "attention_with_lse")
-COMPOSITES = ("multi_head_attention",)
+COMPOSITES = (
+    "multi_head_attention",
+    "encoder_layer",
+    "decoder_layer",
+    "encoder",
+    "decoder",
+    "transformer",
+)
 """Operations whose budgets come from perturbing the reference; the others have closed forms."""
 NORMS = ("layer_norm", "rms_norm")
 _MEMORY = Memory()
@@ -40,10 +47,20 @@ def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
     if operation == "cached_attention":
         out = (*case["q"].shape[:3], case["v_new"].shape[3])
         return out, case["k_cache"].shape, case["v_cache"].shape
+    if operation == "transformer":
+        return ((*case["target"].shape, vocabulary_of(case)),)
     if operation in ATTENTIONS:
         out = (*case["q"].shape[:3], case["v"].shape[3])
         return (out, out[:3]) if operation == "attention_with_lse" else (out,)
     return (case["x"].shape,)
+
+
+def vocabulary_of(case: Case) -> int:
+    """How many tokens a model with weights scores: what its head gives, or else the rows of its embedding."""
+    if "params.head.w" in case.arrays:
+        return int(case["params.head.w"].shape[1])
+    name = next(name for name in ("params.target_embedding", "params.embedding") if name in case.arrays)
+    return int(case[name].shape[0])
 
 
 def query_offset(case: Case, capabilities: Capabilities) -> int:
