@@ -6,6 +6,7 @@ NUMPY = (
     "veriformer.impls.numpy_attention",
     "veriformer.impls.numpy_rows",
     "veriformer.impls.numpy_positions",
+    "veriformer.impls.numpy_transformer",
 )
 """Modules behind the registered name `numpy`."""
 TORCH = (
