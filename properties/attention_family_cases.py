@@ -240,7 +240,10 @@ def hides(flags: Flags) -> bool:
     return bool({"causal", "mask"} & set(flags))
 
 
-NEEDS = {"all": "causal", "paged": "block_table", "alone": "", "bare": "", "vacant": ""}
+NEEDS = {
+    "all": "causal", "paged": "block_table", "alone": "", "bare": "", "vacant": "", "pre": "norm", "rms": "",
+    "rotary": "positions", "alibi": "positions", "final": "",
+}  # fmt: skip
 """Flags that are not keywords by themselves -> the keyword they need, if any."""
 
 
@@ -262,8 +265,12 @@ def recipe(
     families: Sequence[str],
     layouts: Sequence[str],
     examples: int,
+    spread: int = 2,
 ) -> Recipe:
-    """Pinned cases walk through sizes, flags and families together; the search draws two numbers."""
+    """Pinned cases walk through sizes, flags and families together; the search draws two numbers.
+
+    spread: after so many times the pinned cases the walk through sizes is over; more than 1 where many do not suit.
+    """
 
     def made(domain: Domain, shape: Any, flags: Flags, picks: Sequence[str], seed: int, layout: str) -> Case | None:
         case = build(domain, shape, flags, picks, seed)
@@ -273,7 +280,7 @@ def recipe(
         table, options, found = shapes(domain), words(domain), []
         admitted = domain.admitted(layouts)
         for i in range(3 * examples if table and options else 0):
-            shape = table[min(i * len(table) // (2 * examples), len(table) - 1)]
+            shape = table[min(i * len(table) // (spread * examples), len(table) - 1)]
             picks = [families[(i + j) % len(families)] for j in range(3)]
             found.append(made(domain, shape, options[i % len(options)], picks, i, admitted[i % len(admitted)]))
         return [case for case in found if case is not None][:examples]

@@ -22,6 +22,7 @@ from veriformer.properties.attention_family_cases import (
     varlen_attention_cases,
 )
 from veriformer.properties.cases import TEMPERATURES, few, layer_norm_cases, plain_attention, plain_rows, softmax_cases
+from veriformer.properties.layer_cases import layer_cases, plain_layer
 from veriformer.properties.position_cases import (
     alibi_bias_cases,
     plain_alibi_bias,
@@ -62,6 +63,10 @@ GENERAL: dict[str, Callable[..., Recipe]] = {
     "varlen_attention": varlen_attention_cases,
     "cached_attention": cached_attention_cases,
     "multi_head_attention": multi_head_attention_cases,
+    "encoder_layer": layer_cases,
+    "decoder_layer": layer_cases,
+    "encoder": layer_cases,
+    "decoder": layer_cases,
     "dropout": dropout_cases,
     "embedding": embedding_cases,
 }
@@ -84,6 +89,10 @@ PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
     "varlen_attention": plain_varlen_attention,
     "cached_attention": plain_cached_attention,
     "multi_head_attention": plain_multi_head_attention,
+    "encoder_layer": plain_layer,
+    "decoder_layer": plain_layer,
+    "encoder": plain_layer,
+    "decoder": plain_layer,
     "dropout": plain_dropout,
     "embedding": plain_embedding,
 }

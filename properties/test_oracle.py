@@ -9,6 +9,7 @@ from veriformer.properties.attention_cases import attention_cases
 from veriformer.properties.cases import TEMPERATURES, layer_norm_cases, softmax_cases
 from veriformer.properties.every_case import EVERY, by_operation
 from veriformer.properties.families import FAMILIES
+from veriformer.properties.layer_cases import LAYERED, layer_cases
 from veriformer.subject import Subject
 
 _ATTENTION = attention_cases(empty=True, examples=32)
@@ -21,6 +22,7 @@ ORACLE_CASES = by_operation(
         "softmax": _SOFTMAX,
         "log_softmax": _SOFTMAX,
         "logsumexp": _SOFTMAX,
+        **dict.fromkeys(LAYERED, layer_cases(examples=16)),  # their budgets cost far more than others
     },
     examples=32,
 )

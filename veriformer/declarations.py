@@ -47,6 +47,9 @@ class Capabilities:
     checks_capacity: bool = _choice(True, (True, False), "more new rows than a cache has room for raise an exception")
     grouped_heads: bool = _choice(True, (True, False), "fewer key than query heads (G < H) are accepted")
     biases: bool = _choice(True, (True, False), "biases beside the weight matrices of a composite are accepted")
+    rms_norms: bool = _choice(True, (True, False), "composites accept norms without a bias, that is rms_norm")
+    post_norm: bool = _choice(True, (True, False), "layers accept norm=post")
+    pre_norm: bool = _choice(True, (True, False), "layers accept norm=pre, where they take norm at all")
     value_width: str = _choice("any", ("any", "equal"), "value width: any, or only that of the keys")
     widths: tuple[int, ...] = _choice((), None, "head widths accepted; empty: any")
     blocks: tuple[int, ...] = _choice((), None, "block sizes; lengths and widths one below, at and one above are tried")
@@ -75,6 +78,13 @@ class Capabilities:
     recomputes_probabilities: bool = _choice(
         True, (True, False), "the backward of attention may recompute weights as exp(s - lse)"
     )
+    cache: str = _choice(
+        "consumed", ("consumed", "persistent"), "a model's cache is used once, or stays valid after it was passed on"
+    )
+    chunked_steps: bool = _choice(
+        True, (True, False), "a model's step takes several tokens at any time, not only at the beginning"
+    )
+    several_sessions: bool = _choice(True, (True, False), "several caches of a model may be in use at the same time")
     # extras
     nonpositive_scale: bool = _choice(False, (True, False), "extra: scale = 0 and scale < 0")
     nan_contained: bool = _choice(False, (True, False), "extra: NaN and inf under the mask stay there")
