@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from veriformer.case import LAYOUTS, Case
 from veriformer.expect import Refused, expect, expect_close, expect_finite, expect_same, listed
 from veriformer.law import Recipe, law
-from veriformer.oracle import shapes
 from veriformer.properties.every_case import EVERY, WITH_ARRAYS, any_cases, plain_cases, turned
 from veriformer.subject import Subject
 
@@ -49,7 +48,7 @@ def returns_an_array(subject: Subject, case: Case) -> None:
     except Refused as refused:
         expect(False, "raised", str(refused))
         return
-    for name, result, wanted in zip(subject.results, outcome.results, shapes(case), strict=True):
+    for name, result, wanted in zip(subject.results, outcome.results, subject.shapes(case), strict=True):
         expect(result.shape == wanted, "shape", f"{name} has shape {result.shape}, wanted {wanted}")
 
 
@@ -65,7 +64,7 @@ def keeps_the_dtype(subject: Subject, case: Case) -> None:
     """Results have the dtype of the first input, tables without one float32; lse is float32 beside 16-bit inputs."""
     outcome = subject.outcome(case)
     for name, got in zip(subject.results, outcome.dtypes, strict=True):
-        dtype = subject.precision.beside if name == "lse" else case.dtype
+        dtype = case.table.result_dtype(name, case.dtype)
         expect(got == dtype, "dtype", f"{name} is {got}, wanted {dtype}")
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from veriformer.calling import CallPlan, arguments
 from veriformer.case import flattened
 from veriformer.declarations import Capabilities
+from veriformer.moves import Program
 from veriformer.operations import OPERATIONS
 
 REFUSALS = (NotImplementedError, ValueError, RuntimeError, AssertionError, TypeError)
@@ -34,6 +35,7 @@ class WrongType(Exception):
 @dataclass(frozen=True)
 class Request:
     """One call. gradient: names of the arrays to differentiate by, or None for the forward pass only.
+    program: what a model is asked for one after the other; empty: the logits of the whole.
 
     watch: look for changed inputs, shared memory and changed global state, which takes longer than
     most calls; modes such as the default dtype are put back in any case.
@@ -46,6 +48,7 @@ class Request:
     gradient: tuple[str, ...] | None = None
     cotangents: tuple[np.ndarray | None, ...] = ()
     watch: bool = False
+    program: Program = ()
 
 
 @dataclass
@@ -116,7 +119,7 @@ class Boundary:
     def cross(self, request: Request) -> Outcome:
         """Make the call and report on it; only a real interrupt of the user passes through."""
         try:
-            positional, named, natives = arguments(self.plan, self.capabilities, self.framework, request)
+            positional, named, natives = self._arguments(request)
         except Exception as error:
             return Outcome("raised", f"the suite could not build the arguments: {error!r}")
         for name in () if self.vjp else request.gradient or ():
@@ -137,6 +140,10 @@ class Boundary:
         if any(self._bytes(cotangent) != values for cotangent, values in self.given):
             outcome.changed += ("cotangent",)
         return outcome
+
+    def _arguments(self, request: Request) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        """Positional and named arguments, and every array among them by its name."""
+        return arguments(self.plan, self.capabilities, self.framework, request)
 
     def _shared(self, results: list[Any], natives: dict[str, Any]) -> tuple[list[str], str]:
         """Inputs that a result shares memory with, and what became of earlier results."""
@@ -160,7 +167,7 @@ class Boundary:
     def _call(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Outcome:
         try:
             with quiet():
-                returned = self._returned(positional, named)
+                returned = self._returned(request, positional, named, natives)
                 results = self._results(returned)
                 gradients = {}
                 if request.gradient is not None:
@@ -178,7 +185,7 @@ class Boundary:
         except Exception as error:
             return Outcome("type", f"the result cannot be read: {describe_error(error)}")
 
-    def _returned(self, positional: list[Any], named: dict[str, Any]) -> Any:
+    def _returned(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Any:
         """What the function returns, or what the composite returns that it makes of the weights."""
         if self.plan.factory:
             return self.function(positional[-1], **named)(*positional[:-1])
@@ -201,11 +208,15 @@ class Boundary:
         else:
             results = [returned]
         for result in results:
-            if not self.framework.is_array(result):
-                raise WrongType(f"returned {type(result).__name__}, wanted an array of {self.framework.name}")
-            if not self.framework.holds_numbers(result):
-                raise WrongType(f"returned {type(result).__name__} of {result.dtype}, wanted plain real numbers")
+            self._check_array(result)
         return results
+
+    def _check_array(self, result: Any) -> None:
+        """Raise WrongType for what is no array of real numbers."""
+        if not self.framework.is_array(result):
+            raise WrongType(f"returned {type(result).__name__}, wanted an array of {self.framework.name}")
+        if not self.framework.holds_numbers(result):
+            raise WrongType(f"returned {type(result).__name__} of {result.dtype}, wanted plain real numbers")
 
     def _gradients(
         self,

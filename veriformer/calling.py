@@ -15,7 +15,7 @@ import numpy as np
 
 from veriformer.case import nested
 from veriformer.declarations import Capabilities
-from veriformer.operations import OPERATIONS, PARAMS, Operation
+from veriformer.operations import GIVEN, OPERATIONS, PARAMS, Operation
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "causal": ("causal", "is_causal"),
@@ -30,6 +30,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "eps": ("eps", "epsilon"),
     "heads": ("heads", "num_heads", "n_heads", "nhead"),
     "base": ("base", "theta", "rope_theta"),
+    "max_length": ("max_length", "max_len", "max_seq_len", "capacity"),
+    "end": ("end", "eos", "eos_token_id", "end_token"),
+    "pad": ("pad", "pad_token_id", "pad_token"),
     "rate": ("rate", "p"),
     "padding_index": ("padding_index", "padding_idx"),
     "block_table": ("block_table", "block_tables"),
@@ -122,7 +125,7 @@ def plan_call(
 
 def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick: tuple[int, ...] | None) -> CallPlan:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    factory = bool(table.params and positional and positional[0].name == "params")
+    factory = bool("params" in table.positional and positional and positional[0].name == "params")
     count = 1 if factory else len(table.positional)
     if not factory:
         _check_order(table, parameters, positional)
@@ -227,11 +230,15 @@ def arguments(
     q, k = request.arrays.get("q"), request.arrays.get("k", request.arrays.get("k_new"))
     if plan.grouped and q is not None and k is not None and q.shape[1] != k.shape[1]:
         named[plan.grouped] = True
-    positional = [natives[name] for name in table.arrays] + [request.keywords[name] for name in table.scalars]
-    if table.params:
+    positional = [natives[name] for name in table.arrays if name in natives] + [
+        request.keywords[name] for name in table.scalars
+    ]
+    if "params" in table.positional:
         positional.append(
             nested({name: native for name, native in natives.items() if name.startswith(PARAMS)})["params"]
         )
+    if "model" in table.positional:
+        positional.insert(0, framework.given_model(natives[GIVEN + "table"]))
     return positional, named, natives
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from veriformer import reference
 from veriformer.case import nested
 from veriformer.declarations import Capabilities
-from veriformer.operations import OPERATIONS, PARAMS
+from veriformer.given_models import TableModel
+from veriformer.operations import GIVEN, OPERATIONS, PARAMS
 
 
 def words_of(operation: str, capabilities: Capabilities) -> dict[str, Any]:
@@ -40,10 +41,14 @@ def reference_call(
     """
     table = OPERATIONS[operation]
     positional = [arrays[name] for name in table.arrays] + [keywords[name] for name in table.scalars]
-    if table.params:
+    if "model" in table.positional:
+        positional.insert(0, TableModel(arrays[GIVEN + "table"]).step)
+    if "params" in table.positional:
         positional.append(nested({n: a for n, a in arrays.items() if n.startswith(PARAMS)})["params"])
-    named = {name: value for name, value in keywords.items() if name not in table.scalars}
+    limits = {"max_length"} if table.words else set()  # of a cache, which the whole has none of
+    named = {name: value for name, value in keywords.items() if name not in {*table.scalars, *limits}}
     named |= {name: arrays[name] for name in table.options if name in arrays}
     if not table.arrays:
         named["like"] = np.zeros(0)
-    return getattr(reference, operation)(*positional, **named, **words_of(operation, capabilities))
+    function = getattr(reference, "transformer" if operation == "encoder_decoder" else operation)
+    return function(*positional, **named, **words_of(operation, capabilities))

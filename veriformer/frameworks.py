@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from veriformer.case import NUMPY_DTYPES
+from veriformer.given_models import TableModel
 
 FRAMEWORKS = ("numpy", "torch")
 
@@ -60,6 +62,7 @@ class Numpy:
 
     name = "numpy"
     default_dtypes = ("float64", "float32")
+    dtypes = NUMPY_DTYPES
 
     def native(self, values: np.ndarray, dtype: str, layout: str = "contiguous") -> Any:
         """A fresh array of that dtype and layout."""
@@ -117,6 +120,22 @@ class Numpy:
     def versions(self) -> dict[str, str]:
         """Versions for the header."""
         return {"numpy": np.__version__}
+
+    def given_model(self, table: Any) -> Any:
+        """A small model of ours that a function under test is given."""
+        return TableModel(table)
+
+    def in_dtype(self, dtype: str) -> Any:
+        """A context in which a model is made; NumPy has no default to set."""
+        return contextlib.nullcontext()
+
+    def castable(self, model: Any) -> bool:
+        """Whether `cast` does anything."""
+        return False
+
+    def cast(self, model: Any, dtype: str) -> Any:
+        """The model as it is; nobody knows where it keeps its weights."""
+        return model
 
     def watch_gradient(self, native: Any) -> None:
         """NumPy does not record what is done with an array."""
@@ -230,6 +249,35 @@ class Torch:
     def versions(self) -> dict[str, str]:
         """Versions for the header."""
         return {"torch": self.torch.__version__, "numpy": np.__version__}
+
+    def given_model(self, table: Any) -> Any:
+        """A small model of ours that a function under test is given."""
+        return TableModel(table)
+
+    @contextlib.contextmanager
+    def in_dtype(self, dtype: str) -> Iterator[None]:
+        """A context in which a model is made and asked: weights without a dtype of their own get this one."""
+        before = self.torch.get_default_dtype()
+        self.torch.set_default_dtype(self.dtypes[dtype])
+        try:
+            with self.torch.no_grad():
+                yield
+        finally:
+            self.torch.set_default_dtype(before)
+
+    def cast(self, model: Any, dtype: str) -> Any:
+        """The model with its modules, itself or those among its attributes, in the dtype and in eval mode."""
+        for part in self._modules(model):
+            part.to(self.dtypes[dtype]).eval()
+        return model
+
+    def castable(self, model: Any) -> bool:
+        """Whether there are modules to cast."""
+        return bool(self._modules(model))
+
+    def _modules(self, model: Any) -> list[Any]:
+        parts = [model, *(vars(model).values() if hasattr(model, "__dict__") else ())]
+        return [part for part in parts if isinstance(part, self.torch.nn.Module)]
 
     def watch_gradient(self, native: Any) -> None:
         """Let autograd record what is done with a tensor."""

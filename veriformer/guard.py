@@ -22,7 +22,9 @@ from veriformer.dialect import reference_call
 from veriformer.expect import recording
 from veriformer.frameworks import framework_named
 from veriformer.law import Law
+from veriformer.models import ModelBoundary, ModelFacts
 from veriformer.operations import OPERATIONS
+from veriformer.reference_models import MODELS, stand_in
 from veriformer.subject import Implementation, attempt
 
 
@@ -35,9 +37,12 @@ def reference_keeps(law: Law, implementation: Implementation, dtype: str, argume
 
     True where only torch could tell and torch is absent.
     """
-    capabilities = implementation.description.capabilities
+    about = implementation.description
+    capabilities = about.capabilities
 
     def call(name: str, operation: str, request: Request) -> Outcome:
+        if operation in about.models:
+            return walked(operation, about.models[operation], request)
         if request.gradient is not None:
             return differentiated(operation, capabilities[operation], request)
         case = Case(operation, request.arrays, request.keywords, request.dtype)
@@ -55,11 +60,26 @@ def reference_keeps(law: Law, implementation: Implementation, dtype: str, argume
             return False
 
 
+def walked(operation: str, facts: ModelFacts, request: Request) -> Outcome:
+    """What the reference's model gives for a program of moves, rounded: of the given weights, or of its own."""
+    model = MODELS[operation]
+    if not facts.weights:
+        model = stand_in(operation, facts.vocabulary or 1, facts.window, facts.max_length)
+    methods = (word for word in OPERATIONS[operation].words if hasattr(model, word))
+    takes = {word: {extra: extra for extra in found} for word, found in facts.takes.items()}
+    known = replace(facts, words=tuple(methods), takes=takes)
+    plan = CallPlan(operation, {word: word for word in OPERATIONS[operation].keywords})
+    boundary = ModelBoundary(model, plan, Capabilities(), framework_named("numpy"), facts=known)
+    exact = boundary.cross(replace(request, dtype="float64"))
+    results = tuple(round_to(result, request.dtype) for result in exact.results)
+    return replace(exact, results=results, dtypes=(request.dtype,) * len(results))
+
+
 def computed(case: Case, capabilities: Capabilities) -> Outcome:
     """The reference's results, rounded as the implementation's would be."""
     precision = Precision.of(capabilities, case.dtype)
     values = values_of(case, capabilities, precision)
-    dtypes = [precision.beside if name == "lse" else case.dtype for name in case.table.results]
+    dtypes = [case.table.result_dtype(name, case.dtype) for name in case.table.results]
     results = tuple(round_to(np.asarray(v), dtype) for v, dtype in zip(values, dtypes, strict=True))
     return Outcome("ok", results=results, dtypes=tuple(dtypes))
 
@@ -68,6 +88,8 @@ def values_of(case: Case, capabilities: Capabilities, precision: Precision) -> l
     """The reference's results in float64."""
     if case.operation in oracle.ATTENTIONS:  # what an empty row gives is declared
         return [bound.value for bound in oracle.bounds(case, capabilities, precision)]
+    if case.operation == "generate":
+        return [oracle.generated(case)]
     found = reference_call(case.operation, capabilities, case.arrays, case.keywords)
     return list(found) if isinstance(found, tuple) else [found]
 

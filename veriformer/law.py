@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from veriformer.calling import CallPlan, UsageError
 from veriformer.declarations import Capabilities
+from veriformer.models import ModelFacts
 from veriformer.operations import OPERATIONS
 
 KINDS = ("contract", "hygiene", "metamorphic", "gradient", "oracle", "precision")
@@ -40,6 +41,7 @@ class Domain:
     framework: str = "numpy"
     others: tuple[str, ...] = ()
     vjp: bool = False
+    model: ModelFacts | None = None
 
     @classmethod
     def of(cls, operation: str, dtype: str, plan: CallPlan, capabilities: Capabilities, **rest: Any) -> Domain:
@@ -55,8 +57,14 @@ class Domain:
         return tuple(layout for layout in layouts if layout in ("contiguous", "offset"))
 
     def provides(self, word: str) -> bool:
-        """Whether a keyword, an option, an extra, "gradients" or "torch" (on the judging side) is there."""
+        """Whether a keyword, an option, an extra, "gradients" or "torch" (on the judging side) is there.
+
+        Of a model: also a method ("crop"), what one takes ("step.mask"), "weights", if it is made of given
+        ones, and "persistent", if its caches are.
+        """
         table = OPERATIONS[self.operation]
+        if self.model is not None and (known := self._of_model(self.model, word)) is not None:
+            return known
         if word in table.options or word in table.keywords:
             return word in self.accepts
         if word == "gradients":
@@ -64,6 +72,18 @@ class Domain:
         if word == "torch":
             return importlib.util.find_spec("torch") is not None
         return bool(getattr(self.capabilities, word))
+
+    def _of_model(self, model: ModelFacts, word: str) -> bool | None:
+        """What is known of a model under a word, or None."""
+        method, _, taken = word.partition(".")
+        if word == "weights":
+            return model.weights
+        if word == "persistent":
+            return self.capabilities.cache == "persistent"
+        if method in OPERATIONS[self.operation].words:
+            return taken in model.takes.get(method, ()) if taken else method in model.words
+        own = not model.weights and word in ("window", "max_length")
+        return getattr(model, word) is not None if own else None
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,12 @@ class Law:
 
     def missing(self, domain: Domain) -> list[str]:
         """What the law needs and the implementation does not provide."""
-        needs = self.needs | ({"torch"} if OPERATIONS[self.operation].params else set())  # its budget is made there
+        table = OPERATIONS[self.operation]
+        needs = set(self.needs)
+        if "params" in table.positional and not (table.words and self.kind != "oracle"):
+            needs.add("torch")  # its budget is made there
+        if table.words and self.kind == "oracle":
+            needs.add("weights")
         lacking = [word for word in sorted(needs) if not any(map(domain.provides, word.split(" or ")))]
         return lacking + [f"operation {name}" for name in self.also if name not in domain.others]
 

@@ -14,6 +14,8 @@ from typing import Any
 
 PARAMS = "params."
 """Arrays whose names begin so are the weights of a composite: the function gets them as nested dicts."""
+GIVEN = "model."
+"""Arrays whose names begin so make a small model of ours (`given_models`), which the function gets first."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Operation:
 
     def axes(self, array: str) -> tuple[str, ...]:
         """Names of the axes of one array, "..." standing for any leading ones."""
-        if array.startswith(PARAMS):
+        if inner(array):
             return tuple(self.params[patterned(array)].split())
         return tuple((self.arrays.get(array) or self.options[array]).split())
 
@@ -59,8 +61,10 @@ class Operation:
 
     @property
     def positional(self) -> tuple[str, ...]:
-        """What is passed by position; "params" stands for all weights together."""
-        return (*self.arrays, *self.scalars, *(("params",) if self.params else ()))
+        """What is passed by position; "params" and "model" stand for all arrays whose names begin so."""
+        groups = {name.partition(".")[0] for name in self.params}
+        first, last = (("model",) if "model" in groups else ()), (("params",) if "params" in groups else ())
+        return (*first, *self.arrays, *self.scalars, *last)
 
     def kind(self, array: str) -> str:
         """What an array holds: "float", "constant", "int" or "bool"."""
@@ -69,6 +73,12 @@ class Operation:
     def default(self, word: str) -> Any:
         """A keyword's default; None for a scalar and where a keyword is required."""
         return self.keywords.get(word)
+
+    def result_dtype(self, result: str, dtype: str) -> str:
+        """The dtype of a result where the inputs have this one."""
+        if result == "ids":
+            return "int64"
+        return "float32" if result == "lse" and dtype in ("float16", "bfloat16") else dtype
 
     @property
     def free(self) -> bool:
@@ -90,6 +100,11 @@ class Operation:
     def differentiable(self) -> tuple[str, ...]:
         """Names of the arrays by which one differentiates."""
         return tuple(name for name in self.names if self.kind(name) == "float")
+
+
+def inner(name: str) -> bool:
+    """Whether an array is a part of what is passed, a weight or a number of a given model, and not passed alone."""
+    return name.startswith((PARAMS, GIVEN))
 
 
 def patterned(name: str) -> str:
@@ -296,6 +311,36 @@ OPERATIONS: dict[str, Operation] = {
             options={"mask": "B S"},
             kinds={"source": "int", "target": "int"},
             meaning="logits of what follows each target token, given those before it and all of the source",
+        ),
+        _composite(
+            "decoder_lm",
+            {"tokens": "B T"},
+            _DECODER_LM,
+            {"heads": None, "norm": "pre", "alpha": 1.0, "window": None, "positions": "rotary", "max_length": None},
+            kinds={"tokens": "int"},
+            words=("full", "step", "crop", "reorder"),
+            meaning="full(tokens) -> logits of what follows each; step(tokens, cache) -> the same with a cache, and it",
+        ),
+        _composite(
+            "encoder_decoder",
+            {"source": "B S", "target": "B T"},
+            _TRANSFORMER,
+            {"heads": None, "norm": "post", "alpha": 1.0, "positions": "sinusoidal"},
+            options={"mask": "B S"},
+            kinds={"source": "int", "target": "int"},
+            words=("full", "encode", "step", "crop", "reorder"),
+            meaning="full(source, target) -> logits; encode(source) -> memory; step(tokens, memory, cache)",
+        ),
+        Operation(
+            "generate",
+            {"prompt": "B T"},
+            {"max_length": None, "end": None, "pad": 0},
+            results=("ids",),
+            kinds={"prompt": "int", "model.table": "constant"},
+            params={"model.table": "V V"},
+            required=frozenset({"max_length"}),
+            dtypes=("float32",),
+            meaning="prompt and the likeliest token after it, again and again, up to max_length; after end only pad",
         ),
         Operation(
             "dropout",

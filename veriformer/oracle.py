@@ -24,6 +24,8 @@ COMPOSITES = (
     "encoder",
     "decoder",
     "transformer",
+    "decoder_lm",
+    "encoder_decoder",
 )
 """Operations whose budgets come from perturbing the reference; the others have closed forms."""
 NORMS = ("layer_norm", "rms_norm")
@@ -47,8 +49,12 @@ def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
     if operation == "cached_attention":
         out = (*case["q"].shape[:3], case["v_new"].shape[3])
         return out, case["k_cache"].shape, case["v_cache"].shape
-    if operation == "transformer":
+    if operation in ("transformer", "encoder_decoder"):
         return ((*case["target"].shape, vocabulary_of(case)),)
+    if operation == "decoder_lm":
+        return ((*case["tokens"].shape, vocabulary_of(case)),)
+    if operation == "generate":
+        return ((case["prompt"].shape[0], int(case["max_length"])),)
     if operation in ATTENTIONS:
         out = (*case["q"].shape[:3], case["v"].shape[3])
         return (out, out[:3]) if operation == "attention_with_lse" else (out,)
@@ -88,6 +94,13 @@ def allowed_keys(case: Case, capabilities: Capabilities | None = None) -> np.nda
     return allowed
 
 
+def generated(case: Case) -> np.ndarray:
+    """What greedy generation gives, with pad up to max_length: an exact choice of whole numbers."""
+    found = reference_call(case.operation, Capabilities(), case.arrays, case.keywords)
+    rest = int(case["max_length"]) - found.shape[1]
+    return np.pad(found, ((0, 0), (0, rest)), constant_values=case["pad"])
+
+
 def bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:
     """Value and budget of every result. Composites need torch."""
     return _MEMORY.get(  # type: ignore[no-any-return]
@@ -100,6 +113,9 @@ def _bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tup
     with np.errstate(over="ignore"):
         if case.operation in ATTENTIONS:
             return _attention(case, capabilities, precision)
+        if case.operation == "generate":
+            ids = generated(case).astype(float)
+            return (Bound(ids, np.zeros(ids.shape), {}),)
         if case.operation in COMPOSITES:
             return _perturbed(case, (), None, capabilities, precision)[0]
         words = {name: case[name] for name in (*case.table.scalars, *case.table.keywords)}

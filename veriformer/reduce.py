@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,13 @@ from veriformer.operations import PARAMS
 TRIES = 200
 VISIBLE = 1e-2
 """A wrong value counts as visible when it is off by this share of the values compared."""
+
+OPTIONAL_PART = re.compile(r"\.(head|norm|layers\.(?P<layer>\d+))(?=\.)")
+"""Where the name of a weight says that it belongs to something that a composite need not have."""
+TOKENS = {"ids": "V", "tokens": "V", "prompt": "V", "source": "Vs", "target": "V"}
+"""Arrays of token numbers -> the axis that has a row for each of them."""
+TOKEN_WORDS = ("padding_index", "end", "pad")
+"""Keywords that are such numbers themselves."""
 
 Arguments = tuple[Any, ...]
 Attempt = Callable[[Arguments], Broken | None]
@@ -67,6 +75,9 @@ def surprises(arguments: Arguments) -> int:
         return 0
     if case.operation in ATTENTIONS:
         return int((~allowed_keys(case).any(-1)).any())
+    if case.table.params:
+        masks = [array for name, array in case.arrays.items() if name in case.table.options and array.dtype == bool]
+        return int(any(not mask.any(-1).all() for mask in masks))
     if "axis" in case.table.keywords:
         return int((case["x"] == -np.inf).all(case["axis"]).any())
     return 0
@@ -101,14 +112,37 @@ def simpler_cases(case: Case) -> Iterator[Case]:
     for name in case.keywords:
         if name in case.table.keywords and name not in case.table.required:
             yield case.with_keywords(**{name: case.table.keywords[name]})
+    yield from without_parts(case)
     for name, array in case.arrays.items():
-        matrix = name.startswith(PARAMS) and array.ndim > 1  # without it there is no composite
-        if name not in case.table.arrays and name not in case.table.required and not matrix:
+        # without its matrices and the weights of its norms there is no composite
+        vital = name.startswith(PARAMS) and (array.ndim > 1 or name.endswith(".weight"))
+        if name not in case.table.arrays and name not in case.table.required and not vital:
             yield case.with_arrays(**{name: None})
     yield from smaller_sizes(case)
     yield from simpler_keywords(case)
     yield from simpler_arrays(case)
     yield from simpler_numbers(case)
+
+
+def without_parts(case: Case) -> Iterator[Case]:
+    """Without what a composite need not have: all biases, a head, a final norm, a layer beside others."""
+    weights = [name for name in case.arrays if name.startswith(PARAMS)]
+    parts: dict[str, list[str]] = {"biases": [name for name in weights if is_bias(case, name)]}
+    layers: dict[str, set[str]] = {}
+    for name in weights:
+        for found in OPTIONAL_PART.finditer(name):
+            parts.setdefault(name[: found.end()], []).append(name)
+            if found["layer"]:
+                layers.setdefault(name[: found.start()], set()).add(name[: found.end()])
+    alone = {part for stack in layers.values() if len(stack) == 1 for part in stack}
+    for part, names in parts.items():
+        if names and part not in alone:
+            yield case.with_arrays(**dict.fromkeys(names))
+
+
+def is_bias(case: Case, name: str) -> bool:
+    """Whether a weight is added to what comes before it."""
+    return case[name].ndim == 1 and not name.endswith(".weight")
 
 
 def simpler_keywords(case: Case) -> Iterator[Case]:
@@ -185,12 +219,20 @@ def with_kept(case: Case, label: str, kept: np.ndarray) -> Case:
         for place, axis in enumerate(case.labels(name)):
             if name in case.table.arrays or array.shape[place] > 1 or name.startswith(PARAMS):
                 array = keep_along(case, array, place, axis, label, kept)
-        arrays[name] = array
+        arrays[name] = renumbered(array, kept) if TOKENS.get(name) == label else array
     smaller = case.with_arrays(**arrays)
+    if label in TOKENS.values():
+        words = {word: value for word, value in case.keywords.items() if word in TOKEN_WORDS and value is not None}
+        smaller = smaller.with_keywords(**{word: int(renumbered(value, kept)) for word, value in words.items()})
     if "heads" in case.keywords and label in ("R", "G"):
         heads = len(kept) * (groups if label == "R" else case.sizes()["H"] // groups)
         smaller = smaller.with_keywords(heads=heads)
     return smaller
+
+
+def renumbered(tokens: Any, kept: np.ndarray) -> np.ndarray:
+    """Token numbers where only some rows of their table are kept; those whose row is gone become 0."""
+    return np.where(np.isin(tokens, kept), np.searchsorted(kept, tokens), 0)
 
 
 def keep_along(case: Case, array: np.ndarray, place: int, axis: str, label: str, kept: np.ndarray) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from veriformer.case import Case, round_to
 from veriformer.declarations import Capabilities
 from veriformer.expect import Broken, Refused, current
 from veriformer.law import Domain, Law
+from veriformer.moves import GIVES_LOGITS, Move, Program
 from veriformer.operations import OPERATIONS
 from veriformer.targets import Description, Options
 
@@ -45,12 +46,14 @@ class Implementation:
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """The dtypes to judge in."""
         declared = self.description.capabilities[operation].dtypes
+        if operation in self.description.models:
+            declared = self.description.models[operation].dtypes
         return declared or OPERATIONS[operation].dtypes or self.description.default_dtypes
 
     def main_dtype(self, operation: str) -> str:
-        """float32, else the first declared."""
-        dtypes = self.dtypes(operation)
-        return "float32" if "float32" in dtypes else dtypes[0]
+        """float32, or for a model float64, in which its budget is the narrowest; else the first declared."""
+        dtypes, wanted = self.dtypes(operation), "float64" if OPERATIONS[operation].words else "float32"
+        return wanted if wanted in dtypes else dtypes[0]
 
     def domain(self, operation: str, dtype: str) -> Domain:
         """What may be drawn for one operation in one dtype."""
@@ -63,12 +66,22 @@ class Implementation:
             framework=about.framework,
             others=tuple(about.plans),
             vjp=operation in about.vjps,
+            model=about.models.get(operation),
         )
 
 
 def writes(capabilities: Capabilities) -> tuple[str, ...]:
     """Names of the inputs that a call may write into and return."""
     return ("k_cache", "v_cache") if capabilities.cache_in_place else ()
+
+
+def filled(call: Call) -> Outcome:
+    """What generation gave, with pad up to max_length: it may end when all rows have ended, or go on with pad."""
+    ids, most = call.outcome.results[0], call.case["max_length"]
+    if ids.ndim != 2 or ids.shape[1] >= most:
+        return call.outcome
+    ids = np.pad(ids, ((0, 0), (0, most - ids.shape[1])), constant_values=call.case["pad"])
+    return replace(call.outcome, results=(ids,))
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,7 @@ class Call:
     outcome: Outcome
     gradient: tuple[str, ...] | None = None
     cotangents: tuple[Any, ...] = ()
+    program: Program = ()
 
 
 class Subject:
@@ -117,16 +131,49 @@ class Subject:
         return self._begun(case, gradient, cotangents, watch)()
 
     def _begun(
-        self, case: Case, gradient: tuple[str, ...] | None, cotangents: tuple[Any, ...], watch: bool
+        self,
+        case: Case,
+        gradient: tuple[str, ...] | None,
+        cotangents: tuple[Any, ...],
+        watch: bool,
+        program: Program = (),
     ) -> Callable[[], Outcome]:
         """Begin a call; what comes back waits for its outcome."""
-        request = Request(case.arrays, case.keywords, case.dtype, case.layout, gradient, cotangents, watch)
+        request = Request(case.arrays, case.keywords, case.dtype, case.layout, gradient, cotangents, watch, program)
         about = self.implementation
         if about.start is None:
             outcome = about.call(about.description.name, self.operation, request)
-            return lambda: self._judged(Call(self.operation, case, outcome, gradient, cotangents))
+            return lambda: self._judged(Call(self.operation, case, outcome, gradient, cotangents, program))
         fetch = about.start(about.description.name, self.operation, request)
-        return lambda: self._judged(Call(self.operation, case, fetch(), gradient, cotangents))
+        return lambda: self._judged(Call(self.operation, case, fetch(), gradient, cotangents, program))
+
+    def run(self, case: Case, moves: Iterable[Move], watch: bool = False) -> tuple[np.ndarray, ...]:
+        """The logits of every full and step among the moves of a model, in order.
+
+        case: the weights, where the model is made of given ones. Each logits is [B,m,V], B and m those of the tokens.
+        """
+        program = tuple(moves)
+        outcome = self._begun(case.as_operation(self.operation), None, (), watch, program)()
+        asked = [move for move in program if move.word in GIVES_LOGITS]
+        size = self.vocabulary(case)
+        for move, logits in zip(asked, outcome.results, strict=True):
+            tokens = move.arrays["target" if "target" in move.arrays else "tokens"]
+            wanted = (*tokens.shape, size)
+            if logits.shape != wanted:
+                raise Broken("shape", f"{move.word} gave shape {logits.shape}, wanted {wanted}")
+        return outcome.results
+
+    def vocabulary(self, case: Case) -> int:
+        """How many tokens a model knows."""
+        facts = self.implementation.description.models[self.operation]
+        return oracle.vocabulary_of(case) if facts.weights else facts.vocabulary or 0
+
+    def shapes(self, case: Case) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the results."""
+        if self.operation in self.implementation.description.models:
+            tokens = case["tokens" if "tokens" in case.arrays else "target"]
+            return ((*tokens.shape, self.vocabulary(case)),)
+        return oracle.shapes(case)
 
     def _judged(self, call: Call) -> Outcome:
         """The outcome of a call, unless it is a refusal or worse."""
@@ -136,7 +183,7 @@ class Subject:
             raise Refused(outcome.message)
         if outcome.kind != "ok":
             raise Broken(outcome.kind, outcome.message)
-        return outcome
+        return filled(call) if self.operation == "generate" else outcome
 
     def __call__(self, case: Case) -> Any:
         """The result as a float64 array, or a tuple where the operation has several."""
@@ -144,7 +191,7 @@ class Subject:
 
     def _results(self, case: Case, fetch: Callable[[], Outcome]) -> Any:
         outcome = fetch()
-        for name, result, shape in zip(self.results, outcome.results, oracle.shapes(case), strict=True):
+        for name, result, shape in zip(self.results, outcome.results, self.shapes(case), strict=True):
             if result.shape != shape:
                 raise Broken("shape", f"{name} has shape {result.shape}, wanted {shape}")
         return outcome.results if len(outcome.results) > 1 else outcome.results[0]

@@ -16,6 +16,7 @@ from veriformer.boundary import Boundary, describe_error
 from veriformer.calling import CallPlan, UsageError, nearest, plan_call
 from veriformer.declarations import Capabilities, Expected, Fault
 from veriformer.frameworks import framework_named, framework_of
+from veriformer.models import ModelBoundary, ModelFacts, check_target, facts_of, is_model, plan_model
 from veriformer.operations import OPERATIONS
 
 GROUP = "veriformer.implementations"
@@ -49,6 +50,8 @@ class Description:
     """operation (or OPERATION_vjp) -> (module or path, expression in it), for a script that imports it by itself."""
     vjps: frozenset[str] = frozenset()
     """Operations whose gradients come from an OPERATION_vjp."""
+    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    """What is known of operations that are models."""
 
 
 @dataclass
@@ -82,7 +85,7 @@ def load_functions(functions: Mapping[str, Callable[..., Any]], options: Options
     """An implementation made of functions in memory, keyed by operation."""
     for operation, function in functions.items():
         _check_name(operation, functions)
-        _check_callable(operation, function)
+        _check_callable(operation, function, operation)
     first = next(iter(functions.values()))
     module = sys.modules.get(getattr(first, "__module__", "") or "", None) or sys.modules["__main__"]
     return _assemble(name or _name_of(first), dict(functions), module, options, {}, (), None, {})
@@ -108,7 +111,10 @@ def _check_name(name: str, functions: Mapping[str, Any]) -> None:
         raise UsageError(f"{name} without {operation}: give the function whose gradient it is")
 
 
-def _check_callable(place: str, function: Any) -> None:
+def _check_callable(place: str, function: Any, operation: str = "") -> None:
+    if operation in OPERATIONS and OPERATIONS[operation].words:
+        check_target(function, operation)
+        return
     if isinstance(function, type):
         raise UsageError(f"{place} is a class; name a function, or an instance that can be called")
     if not callable(function):
@@ -135,7 +141,7 @@ def _load_function(target: str, operation: str, place: str, options: Options) ->
         if not hasattr(function, part):
             raise UsageError(f"{where} has no attribute {part!r}{nearest(part, _public(function))}")
         function = getattr(function, part)
-    _check_callable(place, function)
+    _check_callable(place, function, operation)
     declared = getattr(module, "CAPABILITIES", {})
     own = declared if operation in declared else {}
     functions, places = {operation: function}, {operation: (where, attribute)}
@@ -235,7 +241,7 @@ def _from_module(module: ModuleType, name: str, options: Options) -> list[Loaded
     variants = getattr(module, "VARIANTS", None)
     if variants is None:
         names = [name for op in OPERATIONS for name in (op, op + VJP)]
-        functions = {name: vars(module)[name] for name in names if callable(vars(module).get(name))}
+        functions = {name: vars(module)[name] for name in names if _names_target(module, name)}
         if not functions:
             raise UsageError(
                 f"{name} defines no function named like an operation ({', '.join(OPERATIONS)}); "
@@ -254,6 +260,12 @@ def _from_module(module: ModuleType, name: str, options: Options) -> list[Loaded
         expected, fault = _expected(module, variant), faults.get(variant)
         found.append(_assemble(label, functions, module, options, own, expected, fault, places))
     return found
+
+
+def _names_target(module: ModuleType, name: str) -> bool:
+    """Whether a module has something of an operation's name that can be a target: callable, or a model."""
+    value = vars(module).get(name)
+    return callable(value) or name in OPERATIONS and bool(OPERATIONS[name].words) and is_model(value, name)
 
 
 def _expected(module: ModuleType, variant: str) -> tuple[Expected, ...]:
@@ -275,14 +287,24 @@ def _assemble(
         framework = framework_named(kind)
     except (ValueError, ImportError) as error:
         raise UsageError(f"{name}: {error}") from error
-    boundaries, plans, capabilities = {}, {}, {}
+    boundaries: dict[str, Boundary] = {}
+    plans, capabilities, models = {}, {}, {}
     vjps = {op.removesuffix(VJP): function for op, function in functions.items() if op.endswith(VJP)}
     for operation, function in functions.items():
         if operation.endswith(VJP):
             continue
-        plan = plan_call(function, operation, options.accepts, options.returns)
+        model = bool(OPERATIONS[operation].words)
+        plan = (
+            plan_model(function, operation)
+            if model
+            else plan_call(function, operation, options.accepts, options.returns)
+        )
         capability = _capability(operation, declared.get(operation, Capabilities()), options, plan)
         boundaries[operation] = Boundary(function, plan, capability, framework, vjps.get(operation))
+        if model:
+            dtypes = capability.dtypes or framework.default_dtypes
+            models[operation] = facts_of(function, operation, plan, framework, dtypes)
+            boundaries[operation] = ModelBoundary(function, plan, capability, framework, facts=models[operation])
         plans[operation], capabilities[operation] = plan, capability
     description = Description(
         name,
@@ -295,6 +317,7 @@ def _assemble(
         fault,
         places,
         frozenset(vjps),
+        models,
     )
     return Loaded(description, boundaries)
 

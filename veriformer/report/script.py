@@ -156,9 +156,8 @@ class Checks(Body):
     def _dtype(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
-        small = call.case.dtype in ("float16", "bfloat16")
-        names = OPERATIONS[call.operation].results
-        wanted = ["float32" if name == "lse" and small else call.case.dtype for name in names]
+        table = OPERATIONS[call.operation]
+        wanted = [table.result_dtype(name, call.case.dtype) for name in table.results]
         self.line(*self.gradient_lines(call, 1))
         self.line(f"wanted = {wanted}", "got = [str(r.dtype).removeprefix('torch.') for r in results1]")
         if call.gradient is not None:

@@ -1,0 +1,116 @@
+"""What laws of models have in common: the error that equal logits may differ by, and walks through a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from veriformer.budgets.opaque import opaque_allowance
+from veriformer.case import Case
+from veriformer.expect import expect_close, expect_same
+from veriformer.moves import Move, crop, full, reorder, step
+from veriformer.properties.model_cases import Go, lengths_of
+from veriformer.subject import Subject
+
+
+def noise_of(model: Subject, case: Case) -> float:
+    """The largest difference of logits between rows alone, in their batch, and in the batch turned round.
+
+    In float64 it is not asked for: the allowance is narrow and known beforehand.
+    """
+    if case.dtype == "float64" or "tokens" not in case.arrays:
+        return 0.0
+    tokens = case["tokens"]
+    whole, turned, *alone = model.run(case, [full(tokens), full(tokens[::-1]), *(full(row[None]) for row in tokens)])
+    return float(max(np.abs(whole - turned[::-1]).max(), np.abs(whole - np.concatenate(alone)).max()))
+
+
+def expect_logits(model: Subject, case: Case, got: np.ndarray, wanted: np.ndarray, *, what: str = "") -> None:
+    """Logits that are equal by law differ by no more than an opaque model may; wanted come without a cache."""
+    allowed = opaque_allowance(wanted, case.dtype, noise_of(model, case))
+    expect_close(got, wanted, allowed, what=what)
+
+
+def expect_kept(model: Subject, case: Case, got: np.ndarray, wanted: np.ndarray) -> None:
+    """Logits that nothing may have moved: bit for bit, or within the allowance if leak="rounding"."""
+    if model.capabilities.leak == "exact":
+        expect_same(got, wanted)
+    else:
+        expect_logits(model, case, got, wanted)
+
+
+def chunked(model: Subject, case: Case, moves: Iterable[Move]) -> tuple[np.ndarray, np.ndarray]:
+    """The logits of the first move, and those of all others one after the other."""
+    whole, *parts = model.run(case, moves)
+    return whole, np.concatenate(parts, axis=1)
+
+
+@dataclass
+class Walk:
+    """A walk written down as moves: after each step stands the whole of what it has seen, by `full`.
+
+    tokens: from which the new ones are taken in turn. steps: how many tokens each step took.
+    """
+
+    model: Subject
+    tokens: np.ndarray
+    seen: np.ndarray = field(init=False)
+    cache: int | None = None
+    moves: list[Move] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    taken: int = 0
+    given: int = 0
+
+    def __post_init__(self) -> None:
+        self.seen = self.tokens[:, :0]
+
+    def go(self, rules: Sequence[Go]) -> Walk:
+        """Follow the rules, as far as they can be followed."""
+        for rule in rules:
+            getattr(self, "_" + rule.word)(rule.number)
+        return self
+
+    def _step(self, number: int) -> None:
+        room = self.tokens.shape[1] - self.seen.shape[1]
+        if room < 1:
+            return
+        first = self.cache is None or self.model.capabilities.chunked_steps
+        new = self._fresh(1 + number % min(room, 3) if first else 1)
+        self.seen = np.concatenate([self.seen, new], axis=1)
+        self.moves += [step(new, self.cache, self._number()), full(self.seen)]
+        self.cache = self.taken
+        self.lengths.append(new.shape[1])
+
+    def _crop(self, number: int) -> None:
+        if self.cache is None or not self.model.domain.provides("crop"):
+            return
+        length = 1 + number % self.seen.shape[1]
+        self.moves.append(crop(self.cache, length, self._number()))
+        self.seen, self.cache = self.seen[:, :length], self.taken
+
+    def _reorder(self, number: int) -> None:
+        if self.cache is None or not self.model.domain.provides("reorder"):
+            return
+        rows = np.random.default_rng(number).integers(0, len(self.seen), len(self.seen))
+        self.moves.append(reorder(self.cache, rows, self._number()))
+        self.seen, self.cache = self.seen[rows], self.taken
+
+    def _new(self, number: int) -> None:
+        self.seen, self.cache = self.tokens[:, :0], None
+
+    def _fresh(self, count: int) -> np.ndarray:
+        """New tokens for the rows that there are now."""
+        places = (self.given + np.arange(count)) % self.tokens.shape[1]
+        self.given += count
+        return self.tokens[np.arange(len(self.seen)) % len(self.tokens)][:, places]
+
+    def _number(self) -> int:
+        self.taken += 1
+        return self.taken
+
+
+def last_lengths(case: Case, cut: Sequence[int], model: Subject) -> list[int]:
+    """The lengths of the chunks into which a case's tokens are cut."""
+    return lengths_of(cut, case["tokens"].shape[1], model.domain)

@@ -1,0 +1,176 @@
+"""Decoder-only models with a cache: however tokens come, the logits are those of the whole."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from veriformer.case import Case
+from veriformer.expect import Refused, expect
+from veriformer.law import law
+from veriformer.moves import crop, full, reorder, step, steps
+from veriformer.properties.attention_cases import PICKS
+from veriformer.properties.model_cases import Go, cuts, decoder_cases, walks
+from veriformer.properties.model_runs import Walk, chunked, expect_kept, expect_logits, last_lengths
+from veriformer.subject import Subject
+
+
+@law("decoder_lm", case=decoder_cases(examples=12), cut=cuts(), source="P66, P71, P73")
+def cache_changes_nothing(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
+    """Tokens given in chunks of any lengths, each with the cache of those before, have the logits of the whole."""
+    lengths = last_lengths(case, cut, lm)
+    whole, parts = chunked(lm, case, [full(case["tokens"]), *steps(case["tokens"], lengths)])
+    expect_logits(lm, case, parts, whole, what=f"chunks of {lengths}:")
+
+
+@law("decoder_lm", case=decoder_cases(), pick=PICKS, source="P68")
+def prefix_decides(lm: Subject, case: Case, pick: int) -> None:
+    """The logits of the first tokens alone are the first logits of all of them."""
+    tokens = case["tokens"]
+    length = 1 + pick % (tokens.shape[1] - 1)
+    whole, part = lm.run(case, [full(tokens), full(tokens[:, :length])])
+    expect_logits(lm, case, part, whole[:, :length])
+
+
+@law("decoder_lm", case=decoder_cases(), pick=PICKS, source="P89, P50")
+def future_has_no_influence(lm: Subject, case: Case, pick: int) -> None:
+    """Tokens from some place on leave all logits before it as they are."""
+    tokens, others = case["tokens"], turned_tokens(lm, case)
+    place = 1 + pick % (tokens.shape[1] - 1)
+    changed = np.concatenate([tokens[:, :place], others[:, place:]], axis=1)
+    before, after = lm.run(case, [full(tokens), full(changed)])
+    expect_kept(lm, case, after[:, :place], before[:, :place])
+
+
+@law("decoder_lm", case=decoder_cases(), pick=PICKS, source="P89; the twin of future-has-no-influence")
+def past_has_influence(lm: Subject, case: Case, pick: int) -> None:
+    """Another token in one place changes the logits there and, unless the window ends there, right after it."""
+    tokens = case["tokens"]
+    place = pick % (tokens.shape[1] - 1)
+    changed = tokens.copy()
+    changed[:, place] = turned_tokens(lm, case)[:, place]
+    before, after = lm.run(case, [full(tokens), full(changed)])
+    for later in (0, 1) if window_of(lm, case) != 1 else (0,):
+        moved = np.abs(after - before)[:, place + later].max(axis=-1)
+        said = f"logits {later} after a changed token are the same as before, wanted a change"
+        expect(bool((moved > 0).all()), "no influence", said)
+
+
+@law("decoder_lm", case=decoder_cases(rows=2), cut=cuts(), source="P70, R76")
+def rows_do_not_interact(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
+    """Other tokens in the other rows of the batch leave a row's logits as they are, in the whole and in steps."""
+    tokens, changed = case["tokens"], turned_tokens(lm, case)
+    changed[0] = tokens[0]
+    lengths = last_lengths(case, cut, lm)
+    again = steps(changed, lengths, first=len(lengths))
+    whole, *parts = lm.run(case, [full(tokens), *steps(tokens, lengths), full(changed), *again])
+    count = len(lengths)
+    expect_kept(lm, case, parts[count][0], whole[0])
+    for before, after in zip(parts[:count], parts[count + 1 :], strict=True):
+        expect_kept(lm, case, after[0], before[0])
+
+
+@law("decoder_lm", case=decoder_cases(), needs={"crop"}, pick=PICKS, source="P69")
+def crop_rolls_back(lm: Subject, case: Case, pick: int) -> None:
+    """After other tokens were taken and cropped away, the rest has the logits that it has without them."""
+    tokens, others = case["tokens"], turned_tokens(lm, case)
+    length = 1 + pick % (tokens.shape[1] - 1)
+    junk = others[:, length:] if lm.capabilities.chunked_steps else others[:, length : length + 1]
+    moves = [full(tokens), step(tokens[:, :length], None, 0), step(junk, 0, 1), crop(1, length, 2)]
+    rest = [tokens.shape[1] - length] if lm.capabilities.chunked_steps else [1] * (tokens.shape[1] - length)
+    for number, size in enumerate(rest):
+        moves.append(step(tokens[:, length : length + size], 2 + number, 3 + number))
+        length += size
+    whole, _, _, *parts = lm.run(case, moves)
+    found = np.concatenate(parts, axis=1)
+    expect_logits(lm, case, found, whole[:, -found.shape[1] :])
+
+
+@law("decoder_lm", case=decoder_cases(rows=2), needs={"reorder"}, pick=PICKS, source="P70")
+def reorder_moves_rows(lm: Subject, case: Case, pick: int) -> None:
+    """After a reordering, rows repeated and left out, each row goes on as the row it was taken from would have."""
+    tokens = case["tokens"]
+    rows = case.random(pick).integers(0, len(tokens), len(tokens))
+    rows[0] = len(tokens) - 1  # never the order as it was
+    length = tokens.shape[1] - 1
+    moved = np.concatenate([tokens[rows, :length], tokens[:, length:]], axis=1)
+    moves = [full(moved), step(tokens[:, :length], None, 0), reorder(0, rows, 1), step(tokens[:, length:], 1, 2)]
+    whole, _, last = lm.run(case, moves)
+    expect_logits(lm, case, last, whole[:, length:], what=f"rows {rows.tolist()}:")
+
+
+@law("decoder_lm", case=decoder_cases(), cut=cuts(), source="corpus: reset and reuse")
+def new_cache_is_empty(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
+    """A session that begins without a cache knows nothing of those before it."""
+    tokens, others = case["tokens"], turned_tokens(lm, case)
+    lengths = last_lengths(case, cut, lm)
+    moves = [full(tokens), *steps(others, lengths), *steps(tokens, lengths, first=len(lengths))]
+    whole, *parts = lm.run(case, moves)
+    expect_logits(lm, case, np.concatenate(parts[len(lengths) :], axis=1), whole)
+
+
+@law("decoder_lm", case=decoder_cases(), needs={"several_sessions"}, source="corpus: caches shared by sessions")
+def sessions_do_not_interact(lm: Subject, case: Case) -> None:
+    """Two sessions that take turns have the logits that each has alone."""
+    tokens, others = case["tokens"], turned_tokens(lm, case)
+    length = tokens.shape[1] - 1
+    first = [step(tokens[:, :length], None, 0), step(others[:, :length], None, 1)]
+    second = [step(tokens[:, length:], 0, 2), step(others[:, length:], 1, 3)]
+    whole, other, *parts = lm.run(case, [full(tokens), full(others), *first, *second])
+    expect_logits(lm, case, np.concatenate([parts[0], parts[2]], axis=1), whole)
+    expect_logits(lm, case, np.concatenate([parts[1], parts[3]], axis=1), other)
+
+
+@law("decoder_lm", case=decoder_cases(rows=2, least=3, examples=8), rules=walks(), source="P66 to P71 together")
+def any_walk_equals_full(lm: Subject, case: Case, rules: Sequence[Go]) -> None:
+    """After any steps, crops, reorderings and new sessions, a step has the logits of all that its cache has seen."""
+    walk = Walk(lm, case["tokens"]).go(rules)
+    found = lm.run(case, walk.moves) if walk.moves else ()
+    for number, (part, whole) in enumerate(zip(found[::2], found[1::2], strict=True)):
+        expect_logits(lm, case, part, whole[:, -part.shape[1] :], what=f"step {number + 1} of the walk:")
+
+
+@law("decoder_lm", case=decoder_cases(), needs={"persistent"}, source="P67")
+def old_caches_stay_valid(lm: Subject, case: Case) -> None:
+    """A cache that was passed on gives the same bits when it is passed again."""
+    tokens, others = case["tokens"], turned_tokens(lm, case)
+    length = tokens.shape[1] - 1
+    moves = [step(tokens[:, :length], None, 0), step(tokens[:, length:], 0, 1), step(others[:, length:], 0, 2)]
+    _, first, _, again = lm.run(case, [*moves, step(tokens[:, length:], 0, 3)])
+    expect_kept(lm, case, again, first)
+
+
+@law("decoder_lm", case=decoder_cases(limited=True), needs={"max_length"}, source="corpus: static caches")
+def past_the_capacity_is_refused(lm: Subject, case: Case) -> None:
+    """A step past max_length raises an exception; one up to it does not."""
+    tokens, limit = case["tokens"], limit_of(lm, case)
+    if limit is None or limit > tokens.shape[1] or not lm.capabilities.checks_capacity:
+        return
+    lm.run(case, [step(tokens[:, :limit], None, 0)])
+    with contextlib.suppress(Refused):
+        lm.run(case, [step(tokens[:, :limit], None, 0), step(tokens[:, :1], 0, 1)])
+        expect(False, "accepted", f"token {limit + 1} was taken, wanted an exception: the cache holds {limit}")
+    expect(True, "accepted", "")
+
+
+def turned_tokens(lm: Subject, case: Case) -> np.ndarray:
+    """Another token in every place."""
+    return np.asarray((case["tokens"] + 1) % lm.vocabulary(case))
+
+
+def limit_of(lm: Subject, case: Case) -> int | None:
+    """The number of tokens that a cache holds."""
+    facts = lm.implementation.description.models[lm.operation]
+    limit: int | None = case["max_length"] if facts.weights else facts.max_length
+    return limit
+
+
+def window_of(lm: Subject, case: Case) -> int | None:
+    """How many tokens a layer lets a token see, itself among them; None: all."""
+    facts = lm.implementation.description.models[lm.operation]
+    if not facts.weights:
+        return facts.window
+    window = case["window"]
+    return None if window is None or window[0] is None else window[0] + 1

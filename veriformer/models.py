@@ -1,0 +1,255 @@
+"""Models as targets: objects that stay where they are made, asked by programs of moves.
+
+A decoder_lm or encoder_decoder is an object with the methods of its row in the table of operations, a
+factory that takes nothing, or a factory that takes the weights: make(params, *, heads, …).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from veriformer.boundary import Boundary, Request, WrongType, describe_error, quiet
+from veriformer.calling import CallPlan, UsageError, arguments, nearest, plan_call
+from veriformer.case import flattened, nested
+from veriformer.moves import Move, Program, full
+from veriformer.operations import OPERATIONS, PARAMS
+from veriformer.reference_models import sample_weights
+
+OPTIONAL = ("crop", "reorder")
+"""Methods that a model may lack."""
+STEP_WORDS = {
+    "mask": ("mask", "attention_mask"),
+    "positions": ("positions", "position_ids"),
+}
+"""What step, full and encode may take beside tokens, and the names under which they may."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model says of itself.
+
+    weights: it is made of weights that the suite gives, else they are its own. words: its methods.
+    takes: method -> our word -> its parameter's name. vocabulary, max_length, window: numbers or None;
+    dtypes: those in which it can be had, empty where that is not known. trouble: why it could not be made.
+    """
+
+    weights: bool = False
+    words: tuple[str, ...] = ()
+    takes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    vocabulary: int | None = None
+    max_length: int | None = None
+    window: int | None = None
+    dtypes: tuple[str, ...] = ()
+    trouble: str = ""
+
+    def says(self) -> str:
+        """The line for a header, such as 'full, step(mask), crop; vocabulary 50; weights of its own'."""
+        words = [f"{word}({', '.join(self.takes[word])})" if self.takes.get(word) else word for word in self.words]
+        sizes = {"vocabulary": self.vocabulary, "max_length": self.max_length, "window": self.window}
+        parts = [f"{name} {size}" for name, size in sizes.items() if size is not None]
+        return "; ".join([", ".join(words), *parts, "weights given" if self.weights else "weights of its own"])
+
+
+def weighted(target: Any, operation: str) -> bool:
+    """Whether a target is a factory whose first parameter is called params."""
+    if is_model(target, operation) or not callable(target):
+        return False
+    try:
+        first = next(iter(inspect.signature(target).parameters.values()), None)
+    except (ValueError, TypeError):
+        return False
+    return first is not None and first.name == "params"
+
+
+def is_model(target: Any, operation: str) -> bool:
+    """Whether a target is an object with the methods that it must have, and not a class of such."""
+    wanted = [word for word in OPERATIONS[operation].words if word not in OPTIONAL]
+    return not isinstance(target, type) and all(callable(getattr(target, word, None)) for word in wanted)
+
+
+def check_target(target: Any, operation: str) -> None:
+    """Raise UsageError for what is neither a model nor a factory."""
+    if is_model(target, operation) or callable(target):
+        return
+    wanted = ", ".join(word for word in OPERATIONS[operation].words if word not in OPTIONAL)
+    raise UsageError(
+        f"{operation} is a {type(target).__name__}; wanted an object with {wanted}, a factory of one that takes "
+        "nothing, or one that takes the weights: make(params, *, heads, …)"
+    )
+
+
+def plan_model(target: Any, operation: str) -> CallPlan:
+    """How a model is made. Raises UsageError for parameters of a factory that nobody knows."""
+    if weighted(target, operation):
+        return plan_call(target, operation)
+    if not is_model(target, operation):
+        needed = [p.name for p in _parameters(target) if p.default is p.empty and p.kind not in _SEVERAL]
+        needed = [name for name in needed if name != "dtype"]
+        if needed:
+            raise UsageError(
+                f"{operation}: the factory needs {needed[0]!r}{nearest(needed[0], ['params'])}; wanted a factory that "
+                "takes nothing, or one that takes the weights: make(params, *, heads, …)"
+            )
+    return CallPlan(operation)
+
+
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        return []
+
+
+@dataclass
+class ModelBoundary(Boundary):
+    """A model in its own process or in ours; function is the object or its factory.
+
+    Caches and memories live as long as a request. A model with weights of its own is made once for each dtype.
+    """
+
+    facts: ModelFacts = field(default_factory=ModelFacts)
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def _arguments(self, request: Request) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        """What the model is made of, and every array of weights and moves by its name."""
+        weights = replace(request, arrays={n: a for n, a in request.arrays.items() if n.startswith(PARAMS)})
+        positional, named, natives = (
+            arguments(self.plan, self.capabilities, self.framework, weights) if self.facts.weights else ([], {}, {})
+        )
+        for number, move in enumerate(program_of(request)):
+            for name, array in move.arrays.items():
+                values = self._said(name, array)
+                natives[f"{number}.{name}"] = self.framework.native(values, request.dtype, request.layout)
+        return positional, named, natives
+
+    def _said(self, name: str, array: np.ndarray) -> np.ndarray:
+        """A mask in the words of the implementation."""
+        drops = name == "mask" and self.capabilities.mask_means == "drop"
+        return ~array if drops else array
+
+    def _returned(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Any:
+        """The logits of every full and step of the program, in order."""
+        with self.framework.in_dtype(request.dtype):
+            model = self._model(request.dtype, positional, named)
+            kept: dict[int | None, Any] = {None: None}
+            return [
+                logits
+                for number, move in enumerate(program_of(request))
+                for logits in self._moved(model, move, number, kept, natives)
+            ]
+
+    def _model(self, dtype: str, positional: list[Any], named: dict[str, Any]) -> Any:
+        if self.facts.weights:
+            return self.function(*positional, **named)
+        if dtype not in self.made:
+            self.made[dtype] = made_in(self.function, self.plan.operation, self.framework, dtype)
+        return self.made[dtype]
+
+    def _moved(self, model: Any, move: Move, number: int, kept: dict[Any, Any], natives: dict[str, Any]) -> list[Any]:
+        """The logits that a move gives, none or one; what else it gives is kept."""
+        method = getattr(model, move.word, None)
+        if method is None:
+            raise WrongType(f"the model has no {move.word}")
+        arrays = {name: natives[f"{number}.{name}"] for name in move.arrays}
+        words = self.facts.takes.get(move.word, {})
+        extras = {words[name]: arrays.pop(name) for name in list(arrays) if name in words}
+        given = list(arrays.values())
+        if move.word == "step":
+            given += [kept[move.memory]] if "encode" in self.facts.words else []
+            given.append(kept[move.cache])
+        elif move.word in OPTIONAL:
+            given.insert(0, kept[move.cache])
+        if move.length is not None:
+            given.append(move.length)
+        found = method(*given, **extras)
+        if move.word == "full":
+            return [found]
+        if move.word != "step":
+            kept[move.into] = found
+            return []
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise WrongType(f"step returned {type(found).__name__}, wanted a pair: logits and the cache")
+        kept[move.into] = found[1]
+        return [found[0]]
+
+    def _results(self, returned: Any) -> list[Any]:
+        for result in returned:
+            self._check_array(result)
+        return list(returned)
+
+
+def program_of(request: Request) -> Program:
+    """The program of a request, by default a single full."""
+    if request.program:
+        return request.program
+    arrays = {name: array for name, array in request.arrays.items() if not name.startswith(PARAMS)}
+    return (full(arrays["tokens"]),) if "tokens" in arrays else (Move("full", arrays),)
+
+
+def made_in(target: Any, operation: str, framework: Any, dtype: str) -> Any:
+    """A model with weights of its own in a dtype, as far as the framework can: a copy of a given object."""
+    if is_model(target, operation):
+        return framework.cast(copy.deepcopy(target), dtype)
+    model = target(dtype=framework.dtypes[dtype]) if takes_dtype(target) else target()
+    return framework.cast(model, dtype)
+
+
+def takes_dtype(factory: Any) -> bool:
+    """Whether a factory is told the dtype."""
+    return any(parameter.name == "dtype" for parameter in _parameters(factory))
+
+
+def facts_of(target: Any, operation: str, plan: CallPlan, framework: Any, dtypes: tuple[str, ...]) -> ModelFacts:
+    """What a model says of itself, for which it is made once; trouble is told and left to the laws."""
+    given, first = weighted(target, operation), dtypes[0]
+    try:
+        with quiet(), framework.in_dtype(first):
+            model = _sample(target, operation, plan, framework, first) if given else None
+            model = made_in(target, operation, framework, first) if model is None else model
+            castable = takes_dtype(target) or framework.castable(model)
+            return _facts(model, operation, given, framework, dtypes, castable)
+    except Exception as error:
+        needed = tuple(word for word in OPERATIONS[operation].words if word not in OPTIONAL)
+        return ModelFacts(given, needed, trouble=describe_error(error))
+
+
+def _sample(target: Any, operation: str, plan: CallPlan, framework: Any, dtype: str) -> Any:
+    """The model that a factory makes of small weights."""
+    flat = flattened(sample_weights(operation), "params")
+    natives = {name: framework.native(np.asarray(array), dtype) for name, array in flat.items()}
+    return target(nested(natives)["params"], **{plan.keywords["heads"]: 2})
+
+
+def _facts(
+    model: Any, operation: str, given: bool, framework: Any, dtypes: tuple[str, ...], castable: bool
+) -> ModelFacts:
+    words = tuple(word for word in OPERATIONS[operation].words if callable(getattr(model, word, None)))
+    takes = {word: _extras(getattr(model, word)) for word in words if word not in OPTIONAL}
+    numbers: dict[str, Any] = {name: _number(model, name) for name in ("vocabulary", "max_length", "window")}
+    if given:
+        return ModelFacts(True, words, takes, dtypes=dtypes)
+    token = framework.native(np.zeros((1, 1), np.int64), dtypes[0])
+    logits = model.full(token, token) if operation == "encoder_decoder" else model.full(token)
+    numbers["vocabulary"] = numbers["vocabulary"] or int(logits.shape[-1])
+    found = framework.read(logits)[1]
+    return ModelFacts(False, words, takes, **numbers, dtypes=dtypes if castable and found == dtypes[0] else (found,))
+
+
+def _extras(method: Callable[..., Any]) -> dict[str, str]:
+    """Our words for what a method may take beside tokens, with its own names."""
+    names = [p.name for p in _parameters(method)]
+    return {ours: name for ours, theirs in STEP_WORDS.items() for name in names if name in theirs}
+
+
+def _number(model: Any, name: str) -> int | None:
+    value = getattr(model, name, None)
+    return int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
