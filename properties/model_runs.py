@@ -114,3 +114,17 @@ class Walk:
 def last_lengths(case: Case, cut: Sequence[int], model: Subject) -> list[int]:
     """The lengths of the chunks into which a case's tokens are cut."""
     return lengths_of(cut, case["tokens"].shape[1], model.domain)
+
+
+def turned_tokens(lm: Subject, case: Case) -> np.ndarray:
+    """Another token in every place."""
+    return np.asarray((case["tokens"] + 1) % lm.vocabulary(case))
+
+
+def window_of(lm: Subject, case: Case) -> int | None:
+    """How many tokens a layer lets a token see, itself among them; None: all."""
+    facts = lm.implementation.description.models[lm.operation]
+    if not facts.weights:
+        return facts.window
+    window = case["window"]
+    return None if window is None or window[0] is None else window[0] + 1

@@ -13,7 +13,15 @@ from veriformer.law import law
 from veriformer.moves import crop, full, reorder, step, steps
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.model_cases import Go, cuts, decoder_cases, walks
-from veriformer.properties.model_runs import Walk, chunked, expect_kept, expect_logits, last_lengths
+from veriformer.properties.model_runs import (
+    Walk,
+    chunked,
+    expect_kept,
+    expect_logits,
+    last_lengths,
+    turned_tokens,
+    window_of,
+)
 from veriformer.subject import Subject
 
 
@@ -155,22 +163,8 @@ def past_the_capacity_is_refused(lm: Subject, case: Case) -> None:
     expect(True, "accepted", "")
 
 
-def turned_tokens(lm: Subject, case: Case) -> np.ndarray:
-    """Another token in every place."""
-    return np.asarray((case["tokens"] + 1) % lm.vocabulary(case))
-
-
 def limit_of(lm: Subject, case: Case) -> int | None:
     """The number of tokens that a cache holds."""
     facts = lm.implementation.description.models[lm.operation]
     limit: int | None = case["max_length"] if facts.weights else facts.max_length
     return limit
-
-
-def window_of(lm: Subject, case: Case) -> int | None:
-    """How many tokens a layer lets a token see, itself among them; None: all."""
-    facts = lm.implementation.description.models[lm.operation]
-    if not facts.weights:
-        return facts.window
-    window = case["window"]
-    return None if window is None or window[0] is None else window[0] + 1
