@@ -16,5 +16,6 @@ TORCH = (
     "veriformer.impls.torch_nn",
     "veriformer.impls.torch_rows",
     "veriformer.impls.torch_positions",
+    "veriformer.impls.torch_layers",
 )
 """Modules behind the registered name `torch`."""
