@@ -129,6 +129,16 @@ class Numpy:
         """A context in which a model is made; NumPy has no default to set."""
         return contextlib.nullcontext()
 
+    @contextlib.contextmanager
+    def seeded(self) -> Iterator[None]:
+        """A context in which random numbers begin as after seed(0), and go on after it as if nothing had been."""
+        before = np.random.get_state()
+        np.random.seed(0)
+        try:
+            yield
+        finally:
+            np.random.set_state(before)
+
     def castable(self, model: Any) -> bool:
         """Whether `cast` does anything."""
         return False
@@ -270,6 +280,13 @@ class Torch:
         for part in self._modules(model):
             part.to(self.dtypes[dtype]).eval()
         return model
+
+    @contextlib.contextmanager
+    def seeded(self) -> Iterator[None]:
+        """A context in which random numbers begin as after manual_seed(0), and later go on as if nothing had been."""
+        with Numpy().seeded(), self.torch.random.fork_rng(devices=[]):
+            self.torch.manual_seed(0)
+            yield
 
     def castable(self, model: Any) -> bool:
         """Whether there are modules to cast."""

@@ -17,6 +17,7 @@ import numpy as np
 from veriformer.boundary import Boundary, Request, WrongType, describe_error, quiet
 from veriformer.calling import CallPlan, UsageError, arguments, nearest, plan_call
 from veriformer.case import flattened, nested
+from veriformer.declarations import Capabilities
 from veriformer.moves import Move, Program, full
 from veriformer.operations import OPERATIONS, PARAMS
 from veriformer.reference_models import sample_weights
@@ -37,9 +38,11 @@ class ModelFacts:
     weights: it is made of weights that the suite gives, else they are its own. words: its methods.
     takes: method -> our word -> its parameter's name. vocabulary, max_length, window: numbers or None;
     dtypes: those in which it can be had, empty where that is not known. trouble: why it could not be made.
+    factory: the target makes it.
     """
 
     weights: bool = False
+    factory: bool = True
     words: tuple[str, ...] = ()
     takes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     vocabulary: int | None = None
@@ -120,21 +123,7 @@ class ModelBoundary(Boundary):
     made: dict[str, Any] = field(default_factory=dict)
 
     def _arguments(self, request: Request) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-        """What the model is made of, and every array of weights and moves by its name."""
-        weights = replace(request, arrays={n: a for n, a in request.arrays.items() if n.startswith(PARAMS)})
-        positional, named, natives = (
-            arguments(self.plan, self.capabilities, self.framework, weights) if self.facts.weights else ([], {}, {})
-        )
-        for number, move in enumerate(program_of(request)):
-            for name, array in move.arrays.items():
-                values = self._said(name, array)
-                natives[f"{number}.{name}"] = self.framework.native(values, request.dtype, request.layout)
-        return positional, named, natives
-
-    def _said(self, name: str, array: np.ndarray) -> np.ndarray:
-        """A mask in the words of the implementation."""
-        drops = name == "mask" and self.capabilities.mask_means == "drop"
-        return ~array if drops else array
+        return model_arguments(self.plan, self.capabilities, self.framework, request, self.facts)
 
     def _returned(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Any:
         """The logits of every full and step of the program, in order."""
@@ -159,7 +148,7 @@ class ModelBoundary(Boundary):
         method = getattr(model, move.word, None)
         if method is None:
             raise WrongType(f"the model has no {move.word}")
-        arrays = {name: natives[f"{number}.{name}"] for name in move.arrays}
+        arrays = {name: natives[f"move{number}.{name}"] for name in move.arrays}
         words = self.facts.takes.get(move.word, {})
         extras = {words[name]: arrays.pop(name) for name in list(arrays) if name in words}
         given = list(arrays.values())
@@ -187,6 +176,22 @@ class ModelBoundary(Boundary):
         return list(returned)
 
 
+def model_arguments(
+    plan: CallPlan, capabilities: Capabilities, framework: Any, request: Request, facts: ModelFacts
+) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """What a model is made of, by position and by name, and every array of weights and moves by its name."""
+    weights = replace(request, arrays={n: a for n, a in request.arrays.items() if n.startswith(PARAMS)})
+    made = arguments(plan, capabilities, framework, weights) if facts.weights else ([], {}, {})
+    positional, named, natives = made
+    for number, move in enumerate(program_of(request)):
+        for name, array in move.arrays.items():
+            drops = name == "mask" and capabilities.mask_means == "drop"
+            natives[f"move{number}.{name}"] = framework.native(
+                ~array if drops else array, request.dtype, request.layout
+            )
+    return positional, named, natives
+
+
 def program_of(request: Request) -> Program:
     """The program of a request, by default a single full."""
     if request.program:
@@ -199,7 +204,8 @@ def made_in(target: Any, operation: str, framework: Any, dtype: str) -> Any:
     """A model with weights of its own in a dtype, as far as the framework can: a copy of a given object."""
     if is_model(target, operation):
         return framework.cast(copy.deepcopy(target), dtype)
-    model = target(dtype=framework.dtypes[dtype]) if takes_dtype(target) else target()
+    with framework.seeded():  # weights at random are the same ones in every process
+        model = target(dtype=framework.dtypes[dtype]) if takes_dtype(target) else target()
     return framework.cast(model, dtype)
 
 
@@ -216,10 +222,10 @@ def facts_of(target: Any, operation: str, plan: CallPlan, framework: Any, dtypes
             model = _sample(target, operation, plan, framework, first) if given else None
             model = made_in(target, operation, framework, first) if model is None else model
             castable = takes_dtype(target) or framework.castable(model)
-            return _facts(model, operation, given, framework, dtypes, castable)
+            return _facts(model, operation, given, framework, dtypes, castable, not is_model(target, operation))
     except Exception as error:
         needed = tuple(word for word in OPERATIONS[operation].words if word not in OPTIONAL)
-        return ModelFacts(given, needed, trouble=describe_error(error))
+        return ModelFacts(given, not is_model(target, operation), needed, trouble=describe_error(error))
 
 
 def _sample(target: Any, operation: str, plan: CallPlan, framework: Any, dtype: str) -> Any:
@@ -230,18 +236,19 @@ def _sample(target: Any, operation: str, plan: CallPlan, framework: Any, dtype: 
 
 
 def _facts(
-    model: Any, operation: str, given: bool, framework: Any, dtypes: tuple[str, ...], castable: bool
+    model: Any, operation: str, given: bool, framework: Any, dtypes: tuple[str, ...], castable: bool, made: bool
 ) -> ModelFacts:
     words = tuple(word for word in OPERATIONS[operation].words if callable(getattr(model, word, None)))
     takes = {word: _extras(getattr(model, word)) for word in words if word not in OPTIONAL}
     numbers: dict[str, Any] = {name: _number(model, name) for name in ("vocabulary", "max_length", "window")}
     if given:
-        return ModelFacts(True, words, takes, dtypes=dtypes)
+        return ModelFacts(True, True, words, takes, dtypes=dtypes)
     token = framework.native(np.zeros((1, 1), np.int64), dtypes[0])
     logits = model.full(token, token) if operation == "encoder_decoder" else model.full(token)
     numbers["vocabulary"] = numbers["vocabulary"] or int(logits.shape[-1])
     found = framework.read(logits)[1]
-    return ModelFacts(False, words, takes, **numbers, dtypes=dtypes if castable and found == dtypes[0] else (found,))
+    dtypes = dtypes if castable and found == dtypes[0] else (found,)
+    return ModelFacts(False, made, words, takes, **numbers, dtypes=dtypes)
 
 
 def _extras(method: Callable[..., Any]) -> dict[str, str]:

@@ -66,3 +66,15 @@ def crop(cache: int, length: int, into: int) -> Move:
 def reorder(cache: int, rows: np.ndarray, into: int) -> Move:
     """reorder(cache, rows[B'])."""
     return Move("reorder", {"rows": rows}, cache, None, into)
+
+
+def said(program: Sequence[Move]) -> str:
+    """A program in one line, such as 'full(4), step(3), crop(2)': the methods, and how many tokens they take."""
+    return ", ".join(_said(move) for move in program)
+
+
+def _said(move: Move) -> str:
+    if move.word == "reorder":
+        return f"reorder({move.arrays['rows'].tolist()})"
+    tokens = next((move.arrays[name] for name in ("target", "tokens", "source") if name in move.arrays), None)
+    return f"{move.word}({move.length if tokens is None else tokens.shape[1]})"

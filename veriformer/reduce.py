@@ -80,6 +80,8 @@ def surprises(arguments: Arguments) -> int:
         return int(any(not mask.any(-1).all() for mask in masks))
     if "axis" in case.table.keywords:
         return int((case["x"] == -np.inf).all(case["axis"]).any())
+    if "logits" in case.arrays:
+        return int((case["logits"] == -np.inf).all(-1).any())
     return 0
 
 
@@ -92,13 +94,17 @@ def candidates(arguments: Arguments) -> Iterator[Arguments]:
 
 
 def simpler_record(value: Any) -> Iterator[Any]:
-    """A plain value or dataclass with smaller numbers."""
+    """A plain value, tuple or dataclass with smaller numbers, or a tuple with fewer of them."""
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, int):
         yield from (n for n in dict.fromkeys((0, 1, value // 2)) if abs(n) < abs(value))
     elif isinstance(value, float) and math.isfinite(value):
         yield from (x for x in (1.0, 2.0, float(round(value))) if x != value and simplicity(x) < simplicity(value))
+    elif isinstance(value, tuple):
+        yield from (value[:i] + value[i + 1 :] for i in range(len(value)))
+        for i, part in enumerate(value):
+            yield from ((*value[:i], smaller, *value[i + 1 :]) for smaller in simpler_record(part))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             for smaller in simpler_record(getattr(value, field.name)):

@@ -15,6 +15,7 @@ from veriformer.case import Case, round_to
 from veriformer.declarations import Capabilities
 from veriformer.expect import Broken, Refused, current
 from veriformer.law import Domain, Law
+from veriformer.models import ModelFacts
 from veriformer.moves import GIVES_LOGITS, Move, Program
 from veriformer.operations import OPERATIONS
 from veriformer.targets import Description, Options
@@ -96,6 +97,21 @@ class Call:
     program: Program = ()
 
 
+def vocabulary_of(case: Case, facts: ModelFacts | None) -> int:
+    """How many tokens a model knows: of the weights of the case, or of its own."""
+    own = facts is not None and not facts.weights
+    return (facts.vocabulary or 0) if own else oracle.vocabulary_of(case)  # type: ignore[union-attr]
+
+
+def wanted_shapes(call: Call, facts: ModelFacts | None) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a call's results: for a model, those of the logits of every full and step."""
+    if facts is None:
+        return oracle.shapes(call.case)
+    arrays = [move.arrays for move in call.program if move.word in GIVES_LOGITS] or [call.case.arrays]
+    tokens = [given["target" if "target" in given else "tokens"] for given in arrays]
+    return tuple((*one.shape, vocabulary_of(call.case, facts)) for one in tokens)
+
+
 class Subject:
     """One operation of one implementation in one dtype.
 
@@ -154,26 +170,25 @@ class Subject:
         """
         program = tuple(moves)
         outcome = self._begun(case.as_operation(self.operation), None, (), watch, program)()
+        shapes = wanted_shapes(Call(self.operation, case, outcome, program=program), self.facts)
         asked = [move for move in program if move.word in GIVES_LOGITS]
-        size = self.vocabulary(case)
-        for move, logits in zip(asked, outcome.results, strict=True):
-            tokens = move.arrays["target" if "target" in move.arrays else "tokens"]
-            wanted = (*tokens.shape, size)
+        for move, logits, wanted in zip(asked, outcome.results, shapes, strict=True):
             if logits.shape != wanted:
                 raise Broken("shape", f"{move.word} gave shape {logits.shape}, wanted {wanted}")
         return outcome.results
 
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What is known of a model; None for a function."""
+        return self.domain.model
+
     def vocabulary(self, case: Case) -> int:
         """How many tokens a model knows."""
-        facts = self.implementation.description.models[self.operation]
-        return oracle.vocabulary_of(case) if facts.weights else facts.vocabulary or 0
+        return vocabulary_of(case, self.facts)
 
     def shapes(self, case: Case) -> tuple[tuple[int, ...], ...]:
         """The shapes of the results."""
-        if self.operation in self.implementation.description.models:
-            tokens = case["tokens" if "tokens" in case.arrays else "target"]
-            return ((*tokens.shape, self.vocabulary(case)),)
-        return oracle.shapes(case)
+        return wanted_shapes(Call(self.operation, case.as_operation(self.operation), Outcome("ok")), self.facts)
 
     def _judged(self, call: Call) -> Outcome:
         """The outcome of a call, unless it is a refusal or worse."""

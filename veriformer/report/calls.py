@@ -14,7 +14,9 @@ import numpy as np
 from veriformer.boundary import Request
 from veriformer.calling import arguments
 from veriformer.frameworks import constant_axis
+from veriformer.models import model_arguments, program_of
 from veriformer.operations import OPERATIONS, PARAMS
+from veriformer.report.sessions import given_model_lines, made_lines, session_lines
 from veriformer.running import Failure, Row
 from veriformer.subject import Call, Implementation
 from veriformer.targets import VJP
@@ -31,12 +33,23 @@ class Literal:
     layout: str
 
 
+@dataclass
+class GivenModel:
+    """Stands for the model made of a table."""
+
+    table: Literal
+
+
 class Writing:
     """A framework whose arrays are literals."""
 
     def native(self, values: np.ndarray, dtype: str, layout: str) -> Literal:
         """A literal of these values."""
         return Literal(values, "int64" if values.dtype.kind == "i" else dtype, layout)
+
+    def given_model(self, table: Literal) -> GivenModel:
+        """What stands for the model that a function is given."""
+        return GivenModel(table)
 
 
 @dataclass
@@ -68,6 +81,8 @@ def preamble(row: Row, failure: Failure, torch: bool, large: bool, implementatio
     lines += [f"signal.alarm({PATIENCE})  # a call that hangs ends the script"]
     if large:
         lines += ["data = np.load(__file__.removesuffix('.py') + '.npz')"]
+    if any(call.operation == "generate" for call in failure.calls):
+        lines += given_model_lines()
     for operation in dict.fromkeys(call.operation for call in failure.calls):
         lines += function_lines(implementation, operation)
         graded = any(call.operation == operation and call.gradient is not None for call in failure.calls)
@@ -104,6 +119,8 @@ def written(value: Any, words: dict[int, str]) -> str:
     """An argument as source: the variable of an array, nested dicts and lists of them, or a plain value."""
     if id(value) in words:
         return words[id(value)]
+    if isinstance(value, GivenModel):
+        return f"TableModel({written(value.table, words)})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {written(one, words)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
@@ -132,8 +149,13 @@ class Body:
     def _parts(self, call: Call) -> tuple[list[Literal], dict[str, Any], dict[str, Literal]]:
         about = self.implementation.description
         case = call.case
-        request = Request(case.arrays, case.keywords, case.dtype, case.layout, call.gradient, call.cotangents)
-        return arguments(about.plans[call.operation], about.capabilities[call.operation], Writing(), request)
+        request = Request(
+            case.arrays, case.keywords, case.dtype, case.layout, call.gradient, call.cotangents, program=call.program
+        )
+        plan, capabilities = about.plans[call.operation], about.capabilities[call.operation]
+        if call.operation in about.models:
+            return model_arguments(plan, capabilities, Writing(), request, about.models[call.operation])
+        return arguments(plan, capabilities, Writing(), request)
 
     def inputs(self, call: Call, number: int) -> list[str]:
         """Lines that make the call's arrays."""
@@ -145,10 +167,22 @@ class Body:
             graded = name in (call.gradient or ()) and call.operation not in self.implementation.description.vjps
             if graded and self.torch:
                 lines.append(f"{word}.requires_grad_()")
-        return lines
+        return [*lines, *self.session(call, number)]
+
+    def session(self, call: Call, number: int) -> list[str]:
+        """Lines of the function that walks through a program, where the call is one."""
+        facts = self.implementation.description.models.get(call.operation)
+        if facts is None:
+            return []
+        program = program_of(Request(call.case.arrays, {}, call.case.dtype, program=call.program))
+        given = self.given(call, number)
+        made = made_lines(call.operation, given, facts, self.torch, call.case.dtype)
+        return session_lines(f"session{number}", made, program, facts, lambda name: variable(name, number))
 
     def call_line(self, call: Call, number: int) -> str:
         """The call itself, its results put into our order."""
+        if call.operation in self.implementation.description.models:
+            return f"results{number} = session{number}()"
         plan = self.implementation.description.plans[call.operation]
         text = f"{call.operation}({', '.join(self.given(call, number))})"
         if plan.factory:
@@ -157,6 +191,8 @@ class Body:
             text = f"{call.operation}({', '.join(rest)})({', '.join(inputs)})"
         if plan.pick is not None:
             return f"results{number} = [{text}[i] for i in {list(plan.pick)}]"
+        if call.operation == "generate":
+            text = f"filled({text}, {call.case['max_length']}, {call.case['pad']})"
         several = len(OPERATIONS[call.operation].results) > 1
         return f"results{number} = {text}" if several else f"results{number} = [{text}]"
 

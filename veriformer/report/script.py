@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from veriformer import oracle
 from veriformer.case import PRINTED
 from veriformer.operations import OPERATIONS
 from veriformer.report.calls import PATIENCE, Body, Script, preamble, variable
 from veriformer.report.trace import Affine, Comparison, Element, compare_of
 from veriformer.running import Failure, Row
-from veriformer.subject import Call, Implementation, writes
+from veriformer.subject import Call, Implementation, wanted_shapes, writes
 
 RETURNED = 77
 """How the child of a script ends after a call that used to end it."""
@@ -32,7 +31,7 @@ def script_of(row: Row, implementation: Implementation) -> Script:
     body = Checks(script, implementation, torch, large)
     comparison = compare_of(row, implementation)
     if comparison is not None:
-        body.calls(failure.calls)
+        body.calls(failure.calls[: comparison.last_call + 1])  # later ones only helped to say what is allowed
         body.compare(comparison, failure)
     else:
         body.judge_call(failure)
@@ -142,7 +141,8 @@ class Checks(Body):
     def _shape(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
-        shapes = [list(shape) for shape in oracle.shapes(call.case.as_operation(call.operation))]
+        facts = self.implementation.description.models.get(call.operation)
+        shapes = [list(shape) for shape in wanted_shapes(call, facts)]
         for shape in shapes if self.swapped(call) else ():
             if len(shape) == 4:
                 shape[1], shape[2] = shape[2], shape[1]
@@ -174,8 +174,9 @@ class Checks(Body):
 
     def kept(self, call: Call) -> list[str]:
         """Names of the inputs that a call must leave alone."""
-        free = writes(self.implementation.description.capabilities[call.operation])
-        return [name for name in call.case.arrays if name not in free]
+        about = self.implementation.description
+        free = writes(about.capabilities[call.operation])
+        return [name for name in self._parts(call)[2] if name not in free]
 
     def _accepted(self, failure: Failure) -> None:
         """The last call had to be refused."""

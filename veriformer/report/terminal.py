@@ -18,6 +18,7 @@ from veriformer.catalogue import LEVEL, tentative
 from veriformer.checking import RED, Report
 from veriformer.declarations import DTYPES
 from veriformer.law import Law
+from veriformer.moves import said
 from veriformer.operations import OPERATIONS
 from veriformer.report.record import environment
 from veriformer.running import Failure, Row
@@ -92,6 +93,8 @@ def implementation_lines(implementation: Implementation) -> Iterable[str]:
     for operation, plan in about.plans.items():
         changed = about.capabilities[operation].changed()
         words = [f"takes {plan.mapping()}"] if plan.mapping() else ["takes arrays only"]
+        if operation in about.models:
+            words = [about.models[operation].says(), *([f"takes {plan.mapping()}"] if plan.mapping() else [])]
         words += ["declares " + ", ".join(f"{k}={show(v)}" for k, v in changed.items())] if changed else []
         yield f"  {operation}: " + "; ".join(words)
 
@@ -266,7 +269,8 @@ def called(call: Call) -> str:
     """A call's case, and its cotangent where that is short."""
     given = next((c for c in call.cotangents if c is not None), None) if call.gradient else None
     short = given is not None and np.size(given) <= PRINTED
-    return call.case.describe() + (f" cotangent={show_array(np.asarray(given))}" if short else "")
+    tail = f" cotangent={show_array(np.asarray(given))}" if short else ""
+    return call.case.describe() + tail + (f"; {said(call.program)}" if call.program else "")
 
 
 def summary(console: Console, report: Report) -> None:

@@ -45,6 +45,12 @@ class Comparison:
     got: Affine
     other: Affine | None
 
+    @property
+    def last_call(self) -> int:
+        """The last call of which a number is compared."""
+        parts = [*self.got.parts, *(self.other.parts if self.other else ())]
+        return max((element.call for _, element in parts), default=0)
+
 
 def compare_of(row: Row, implementation: Implementation) -> Comparison | None:
     """The failing comparison as affine functions of the outputs, or None where it is not one."""
@@ -53,6 +59,8 @@ def compare_of(row: Row, implementation: Implementation) -> Comparison | None:
         return None
     outcomes = [call.outcome for call in failure.calls]
     elements = list(elements_of(outcomes))
+    if len(elements) > MOST:
+        elements = seen_in(elements, failure, outcomes)
     if not elements or len(elements) > MOST:
         return None
     base = values_at(row, implementation, [blank(outcome) for outcome in outcomes])
@@ -72,6 +80,20 @@ def compare_of(row: Row, implementation: Implementation) -> Comparison | None:
         Affine(constants[0] or 0.0, tuple(got)), None if constants[1] is None else Affine(constants[1], tuple(other))
     )
     return found if agrees(found, failure, outcomes) else None
+
+
+def seen_in(elements: Sequence[Element], failure: Failure, outcomes: Sequence[Outcome]) -> list[Element]:
+    """Those of many elements whose numbers the failure shows: most laws compare two of them as they are."""
+    shown = [failure.facts.get(name) for name in ("got", "wanted", "other")]
+    return [element for element in elements if value_of(element, outcomes) in shown]
+
+
+def value_of(element: Element, outcomes: Sequence[Outcome]) -> float:
+    """The recorded number of an element."""
+    at = outcomes[element.call]
+    source = at.results[element.result] if isinstance(element.result, int) else at.gradients[element.result]
+    assert source is not None
+    return float(source[element.index])
 
 
 def elements_of(outcomes: Sequence[Outcome]) -> Any:
@@ -145,8 +167,5 @@ def evaluate(affine: Affine, outcomes: Sequence[Outcome]) -> float:
     """The value of an affine function on recorded outcomes."""
     total = affine.constant
     for factor, element in affine.parts:
-        at = outcomes[element.call]
-        source = at.results[element.result] if isinstance(element.result, int) else at.gradients[element.result]
-        assert source is not None
-        total += factor * float(source[element.index])
+        total += factor * value_of(element, outcomes)
     return total

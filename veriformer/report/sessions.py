@@ -1,0 +1,76 @@
+"""Programs of moves written out as a script: the model, each call of its methods, caches as variables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from veriformer import given_models
+from veriformer.models import OPTIONAL, ModelFacts
+from veriformer.moves import GIVES_LOGITS, Move, Program
+
+Variable = Callable[[str], str]
+"""An array's name, such as move0.tokens -> the variable that holds it."""
+
+
+def session_lines(name: str, made: list[str], program: Program, facts: ModelFacts, variable: Variable) -> list[str]:
+    """Lines of a function of this name that makes the model, walks through the program and returns all logits."""
+    lines = [f"def {name}():", *("    " + line for line in made), "    logits = []"]
+    for number, move in enumerate(program):
+        lines += ["    " + line for line in move_lines(move, number, facts, variable)]
+    return ["", "", *lines, "    return logits", "", ""]
+
+
+def move_lines(move: Move, number: int, facts: ModelFacts, variable: Variable) -> list[str]:
+    """One move: the call, and what becomes of what it gives."""
+    call = f"model.{move.word}({', '.join(arguments_of(move, number, facts, variable))})"
+    if move.word == "full":
+        return [f"logits.append({call})"]
+    if move.word in GIVES_LOGITS:
+        return [f"found, {kept(move.into)} = {call}", "logits.append(found)"]
+    return [f"{kept(move.into)} = {call}"]
+
+
+def arguments_of(move: Move, number: int, facts: ModelFacts, variable: Variable) -> list[str]:
+    """What stands between the brackets of a move's call."""
+    words = facts.takes.get(move.word, {})
+    given = [variable(f"move{number}.{name}") for name in move.arrays if name not in words]
+    if move.word == "step":
+        given += [kept(move.memory)] if "encode" in facts.words else []
+        given.append(kept(move.cache))
+    elif move.word in OPTIONAL:
+        given.insert(0, kept(move.cache))
+    given += [] if move.length is None else [str(move.length)]
+    return given + [f"{words[name]}={variable(f'move{number}.{name}')}" for name in move.arrays if name in words]
+
+
+def kept(number: int | None) -> str:
+    """The variable of a cache or memory."""
+    return "None" if number is None else f"kept{number}"
+
+
+def made_lines(operation: str, given: list[str], facts: ModelFacts, torch: bool, dtype: str) -> list[str]:
+    """Lines that make the model, in the dtype where its weights are its own."""
+    if facts.weights:
+        return [f"model = {operation}({', '.join(given)})"]
+    lines = [f"model = {operation}()" if facts.factory else f"model = {operation}"]
+    lines.insert(0, "np.random.seed(0)")
+    if torch:
+        lines[:0] = [f"torch.set_default_dtype(torch.{dtype})", "torch.manual_seed(0)"]
+        lines += [
+            "for part in [model, *vars(model).values()]:",
+            "    if isinstance(part, torch.nn.Module):",
+            f"        part.to(torch.{dtype}).eval()",
+        ]
+    return lines
+
+
+def given_model_lines() -> list[str]:
+    """The source of the model that a function under test is given, and how its result is filled up."""
+    source = inspect.getsource(given_models.TableModel).splitlines()
+    filled = [
+        "def filled(ids, length, pad):",
+        "    rest = [[pad] * (length - ids.shape[1])] * ids.shape[0]",
+        "    return np.concatenate([np.asarray(ids), np.array(rest, dtype=int).reshape(ids.shape[0], -1)], axis=1)",
+    ]
+    return ["", "from array_api_compat import array_namespace", "", "", *source, "", "", *filled, "", ""]
