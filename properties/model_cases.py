@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -203,21 +202,16 @@ def lengths_of(cut: Sequence[int], length: int, domain: Domain) -> list[int]:
     return found + [rest] if rest else found
 
 
-@dataclass(frozen=True)
-class Go:
-    """One thing to do on a walk: "step", "crop", "reorder" or "new"; number picks how far, among what is possible."""
+Go = tuple[str, int]
+"""One thing to do on a walk: "step", "crop", "reorder" or "new"; the number picks how far, among what is possible."""
 
-    word: str
-    number: int
-
-
-WALKS = (
-    (Go("step", 1), Go("step", 0)),
-    (Go("step", 2), Go("crop", 1), Go("step", 1)),
-    (Go("step", 1), Go("reorder", 1), Go("step", 1)),
-    (Go("step", 2), Go("new", 0), Go("step", 0), Go("step", 1)),
-    (Go("step", 3), Go("crop", 0), Go("step", 1), Go("reorder", 2), Go("step", 0), Go("crop", 2), Go("step", 0)),
-    (Go("step", 0), Go("reorder", 5), Go("crop", 0), Go("step", 2), Go("new", 0), Go("step", 1), Go("step", 0)),
+WALKS: tuple[tuple[Go, ...], ...] = (
+    (("step", 1), ("step", 0)),
+    (("step", 2), ("crop", 1), ("step", 1)),
+    (("step", 1), ("reorder", 1), ("step", 1)),
+    (("step", 2), ("new", 0), ("step", 0), ("step", 1)),
+    (("step", 3), ("crop", 0), ("step", 1), ("reorder", 2), ("step", 0), ("crop", 2), ("step", 0)),
+    (("step", 0), ("reorder", 5), ("crop", 0), ("step", 2), ("new", 0), ("step", 1), ("step", 0)),
 )
 
 
@@ -226,7 +220,7 @@ def walks() -> Recipe:
 
     def strategy(domain: Domain) -> st.SearchStrategy[Any]:
         words = ["step", "step", "new", *(word for word in ("crop", "reorder") if domain.provides(word))]
-        rule = st.builds(Go, st.sampled_from(words), st.integers(0, 7))
+        rule = st.tuples(st.sampled_from(words), st.integers(0, 7))
         return st.lists(rule, min_size=2, max_size=8).map(tuple)
 
     return Recipe(lambda domain: WALKS, strategy)

@@ -68,8 +68,8 @@ class Walk:
 
     def go(self, rules: Sequence[Go]) -> Walk:
         """Follow the rules, as far as they can be followed."""
-        for rule in rules:
-            getattr(self, "_" + rule.word)(rule.number)
+        for word, number in rules:
+            getattr(self, "_" + word)(number)
         return self
 
     def _step(self, number: int) -> None:
