@@ -26,7 +26,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_softcap"),
     "sink": ("sink", "sinks"),
     "axis": ("axis", "dim"),
-    "temperature": ("temperature", "tau"),
+    "temperature": ("temperature", "temp", "tau"),
+    "top_k": ("top_k", "k"),
+    "top_p": ("top_p", "p"),
     "eps": ("eps", "epsilon"),
     "heads": ("heads", "num_heads", "n_heads", "nhead"),
     "base": ("base", "theta", "rope_theta"),
@@ -243,10 +245,14 @@ def arguments(
 
 
 def signature_of(table: Operation, shapes: bool = False) -> str:
-    """The operation's calling convention in one line, such as (x, *, axis=-1, temperature=1.0)."""
+    """The operation's calling convention in one line, such as (x, *, axis=-1, temperature=1.0).
+
+    For a model it is that of the factory that makes it of weights.
+    """
     axes = {name: f"{name}[{', '.join(found.split())}]" for name, found in table.arrays.items()} if shapes else {}
-    first = [axes.get(name, name) for name in table.positional]
-    words = [word if word in table.required else f"{word}=None" for word in table.options]
+    first = ["params"] if table.words else [axes.get(name, name) for name in table.positional]
+    options = () if table.words else table.options
+    words = [word if word in table.required else f"{word}=None" for word in options]
     words += [word if word in table.required else f"{word}={value}" for word, value in table.keywords.items()]
     return f"({', '.join((*first, *(('*', *words) if words else ())))})"
 

@@ -326,8 +326,11 @@ def framework_of(function: Any, module: Any) -> str:
         return "torch"
     if getattr(function, "__self__", None) is not None and type(function.__self__).__module__.startswith("torch"):
         return "torch"
-    if isinstance(function, torch.nn.Module):
+    kind = function if isinstance(function, type) else type(function)
+    if issubclass(kind, torch.nn.Module):
         return "torch"
+    if kind.__module__ not in ("builtins", "functools") and not hasattr(function, "__code__"):
+        return _framework_of_class(kind, function, module)
     if function is getattr(torch.nn.functional, getattr(function, "__name__", ""), None):
         return "torch"
     plain = getattr(function, "__wrapped__", function)
@@ -336,6 +339,15 @@ def framework_of(function: Any, module: Any) -> str:
     used = _owners(names[name] for name in _used(plain, names))
     # what the function uses decides; where that tells nothing, what its module holds
     return "torch" if "torch" in (used or _owners(names.values())) else "numpy"
+
+
+def _framework_of_class(kind: type, model: Any, module: Any) -> str:
+    """The framework of a model's class: of what it holds, or of what its methods speak of."""
+    methods = [value for value in vars(kind).values() if hasattr(value, "__code__")]
+    names = [method.__globals__[name] for method in methods for name in _used(method, method.__globals__)]
+    held = [type(value) for value in vars(model).values()] if hasattr(model, "__dict__") else []
+    owners = _owners([*names, *held, *kind.__mro__])
+    return "torch" if "torch" in (owners or _owners(vars(module).values())) else "numpy"
 
 
 def _used(function: Any, names: dict[str, Any], depth: int = 3) -> set[str]:
