@@ -19,7 +19,12 @@ from veriformer.reference.softmax import log_softmax, softmax
 
 
 def next_token_probabilities(
-    logits: Any, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    logits: Any,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    order: str = "temperature_first",
 ) -> Any:
     """Softmax over the tokens that top-k and then top-p leave.
 
@@ -29,11 +34,11 @@ def next_token_probabilities(
         top_k: only the k largest stay, and those equal to the last of them
         top_p: of these only the most probable stay, the fewest whose mass is >= top_p, at least one
 
-    What stays is renormalised.
+    What stays is renormalised. order = "temperature_last": top_p counts the mass at T = 1.
     Source: temperature: `softmax`; top-k: Fan, Lewis, Dauphin 2018 (Hierarchical Neural Story Generation),
     section 5; top-p: Holtzman et al. 2019 (The Curious Case of Neural Text Degeneration), section 3.1; P117, P118.
     Edges: T = 0 is the limit; top_k >= V and top_p = 1 change nothing; -inf is never chosen.
-    Raises ValueError for an empty vocabulary, temperature < 0, top_k < 1, top_p outside [0, 1].
+    Raises ValueError for an empty vocabulary, temperature < 0, top_k < 1, top_p outside [0, 1], another order.
     """
     xp, size = array_namespace(logits), logits.shape[-1]
     if size == 0:
@@ -42,13 +47,15 @@ def next_token_probabilities(
         raise ValueError(f"next_token_probabilities: top_k: got {top_k}, wanted at least 1, or None")
     if top_p is not None and not 0 <= top_p <= 1:
         raise ValueError(f"next_token_probabilities: top_p: got {top_p}, wanted a number from 0 to 1, or None")
+    if order not in ("temperature_first", "temperature_last"):
+        raise ValueError(f"next_token_probabilities: order: got {order!r}, wanted temperature_first or …_last")
     if top_k is not None and top_k < size:
         least = xp.sort(logits, axis=-1, descending=True)[..., top_k - 1 : top_k]
         logits = xp.where(logits < least, -math.inf, logits)
-    p = softmax(logits, temperature=temperature)
-    if top_p is None or top_p == 1:
-        return p
-    return softmax(xp.where(_nucleus(p, top_p), logits, -math.inf), temperature=temperature)
+    if top_p is not None and top_p < 1:
+        p = softmax(logits, temperature=temperature if order == "temperature_first" else 1.0)
+        logits = xp.where(_nucleus(p, top_p), logits, -math.inf)
+    return softmax(logits, temperature=temperature)
 
 
 def sample(p: Any, uniform: Any) -> Any:

@@ -74,11 +74,13 @@ def decoder_lm(
     return _logits(x, params, "embedding")
 
 
-def next_token_probabilities(logits: Any, *, temperature: float = 1.0, top_k: Any = None, top_p: Any = None) -> Any:
+def next_token_probabilities(
+    logits: Any, *, temperature: float = 1.0, top_k: Any = None, top_p: Any = None, order: str = "temperature_first"
+) -> Any:
     """next_token_probabilities of one row logits[V] -> p[V]; of equal tokens the first stay."""
     falling = sorted(range(len(logits)), key=lambda i: -float(logits[i]))
     stays = [i for i in falling if top_k is None or float(logits[i]) >= float(logits[falling[: int(top_k)][-1]])]
-    p = _shares(logits, stays, temperature)
+    p = _shares(logits, stays, temperature if order == "temperature_first" else 1.0)
     mass, few = 0.0, []
     for i in stays:
         if few and top_p is not None and mass >= top_p:

@@ -47,6 +47,7 @@ def choices(draw):
         "temperature": draw(st.sampled_from([0.0, 0.3, 1.0, 7.0])),
         "top_k": draw(st.sampled_from([None, 1, 2, 4, 20])),
         "top_p": draw(st.sampled_from([None, 0.0, 0.3, 0.77, 0.9999, 1.0])),
+        "order": draw(st.sampled_from(["temperature_first", "temperature_last"])),
     }
 
 
@@ -79,7 +80,7 @@ def test_what_stays_is_renormalised_and_its_ratios_kept(case):
     stays = p > 0
     kept = np.where(stays, plain, 0)
     close(p, kept / kept.sum(axis=-1, keepdims=True))
-    if keywords["top_p"] not in (None, 1.0) and keywords["top_k"] is None:
+    if keywords["top_p"] not in (None, 1.0) and keywords["top_k"] is None and keywords["order"] == "temperature_first":
         mass = kept.sum(axis=-1)
         assert (mass >= keywords["top_p"] - 1e-12).all()
         least = np.where(stays, plain, 1).min(axis=-1)
@@ -116,6 +117,7 @@ def test_golden_order():
     logits = np.log([0.6, 0.3, 0.1])
     assert (next_token_probabilities(logits, top_p=0.85) > 0).tolist() == [True, True, False]
     assert (next_token_probabilities(logits, top_p=0.85, temperature=3.0) > 0).all()
+    assert (next_token_probabilities(logits, top_p=0.85, temperature=3.0, order="temperature_last") > 0).sum() == 2
     # top-k comes before top-p: of the two that it leaves, one has two thirds.
     assert (next_token_probabilities(logits, top_p=0.65) > 0).tolist() == [True, True, False]
     assert (next_token_probabilities(logits, top_p=0.65, top_k=2) > 0).tolist() == [True, False, False]
@@ -373,6 +375,7 @@ def test_beams_of_an_encoder_decoder():
         ({"top_p": 1.5}, "top_p: got 1.5, wanted a number from 0 to 1, or None"),
         ({"top_p": -0.1}, "top_p: got -0.1, wanted"),
         ({"top_p": math.nan}, "top_p: got nan, wanted"),
+        ({"order": "last"}, "order: got 'last', wanted temperature_first or …_last"),
     ],
 )
 def test_errors_of_probabilities(keywords, message):

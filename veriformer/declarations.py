@@ -69,6 +69,11 @@ class Capabilities:
     gelu: str = _choice("erf", ("erf", "tanh"), "gelu by the error function, or by its approximation with tanh")
     rotary_pairs: str = _choice("halves", ("halves", "interleaved"), "pairs (j, j + D/2), or (2j, 2j + 1)")
     alibi: str = _choice("signed", ("signed", "distance"), "-m (query - key position), or -m |distance|")
+    sampling_order: str = _choice(
+        "temperature_first",
+        ("temperature_first", "temperature_last"),
+        "top_p counts the mass after temperature, or before it",
+    )
     saved_statistics: Any = _choice(
         "float32", None, "dtype in which a norm or logsumexp keeps its statistics for the backward"
     )
@@ -95,6 +100,7 @@ class Capabilities:
     empty_softmax_row: bool = _choice(False, (True, False), "extra: a softmax row of -inf alone gives zeros")
     cache_in_place: bool = _choice(False, (True, False), "extra: the given caches are written and returned")
     zero_lengths: bool = _choice(False, (True, False), "extra: packed sequences without rows")
+    exact_top_k: bool = _choice(False, (True, False), "extra: top_k leaves k tokens also where several equal the last")
     scale_power_of_two: bool = _choice(False, (True, False), "extra: scaling by any power of two is exact")
 
     def __post_init__(self) -> None:

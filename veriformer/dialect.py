@@ -28,6 +28,7 @@ def words_of(operation: str, capabilities: Capabilities) -> dict[str, Any]:
         "gelu": {"form": capabilities.gelu},
         "rotary_embedding": {"pairs": capabilities.rotary_pairs},
         "alibi_bias": {"form": capabilities.alibi},
+        "next_token_probabilities": {"order": capabilities.sampling_order},
     }
     return choices.get(operation, {})
 

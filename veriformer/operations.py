@@ -343,6 +343,13 @@ OPERATIONS: dict[str, Operation] = {
             meaning="prompt and the likeliest token after it, again and again, up to max_length; after end only pad",
         ),
         Operation(
+            "next_token_probabilities",
+            {"logits": "... V"},
+            {"temperature": 1.0, "top_k": None, "top_p": None},
+            kinds={"logits": "constant"},
+            meaning="softmax(logits/T) over the k largest, of these the fewest whose mass is at least p, renormalised",
+        ),
+        Operation(
             "dropout",
             {"x": "..."},
             {"rate": None},

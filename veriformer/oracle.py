@@ -46,6 +46,8 @@ def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
         return ((*case["ids"].shape, case["table"].shape[1]),)
     if operation == "varlen_attention":
         return ((*case["q"].shape[:2], case["v"].shape[2]),)
+    if operation == "next_token_probabilities":
+        return (case["logits"].shape,)
     if operation == "cached_attention":
         out = (*case["q"].shape[:3], case["v_new"].shape[3])
         return out, case["k_cache"].shape, case["v_cache"].shape

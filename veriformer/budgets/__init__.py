@@ -1,13 +1,14 @@
 """Error budgets: the error a correct implementation of a declared precision may make, element by element.
 
 Derived from the inputs, the operation and a `Precision`; no rtol, no atol.
-Reading order: precision, bound, softmax, normalization, activations, positions, selection, logits,
+Reading order: precision, bound, softmax, generation, normalization, activations, positions, selection, logits,
 attention, packed, claims.
 """
 
 from veriformer.budgets.activations import feed_forward, gelu, relu
 from veriformer.budgets.attention import attention, attention_with_lse
 from veriformer.budgets.bound import Bound, error_ratio, exact, sum_of, undetermined
+from veriformer.budgets.generation import next_token_probabilities
 from veriformer.budgets.normalization import layer_norm, rms_norm, summed_over_rows
 from veriformer.budgets.packed import cached_attention, varlen_attention
 from veriformer.budgets.positions import alibi_bias, rotary_embedding, sinusoidal_positions
@@ -31,6 +32,7 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "logsumexp",
+    "next_token_probabilities",
     "relu",
     "rms_norm",
     "rotary_embedding",

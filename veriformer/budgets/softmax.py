@@ -135,13 +135,13 @@ class _Row:
         e = np.where(visible, np.exp(t), 0.0)
         total = e.sum(axis=axis, keepdims=True)
         log_sum = np.log(np.maximum(total, 1.0))
-        d = _logit_error(t, peak, temperature, precision)
+        d = logit_error(t, peak, temperature, precision)
         log_p = np.where(visible, t - log_sum, -np.inf)
         shared = log_mean_exp(e / np.maximum(total, 1.0), log_p, d, axis, precision)
         return cls(visible, visible.sum(axis=axis, keepdims=True), t, d, peak, log_sum, log_p, shared)
 
 
-def _logit_error(t: Array, peak: Array, temperature: float, precision: Precision) -> Array:
+def logit_error(t: Array, peak: Array, temperature: float, precision: Precision) -> Array:
     """d = (e + 2 u_acc) |t| + C u_acc + [unfused] C u_mid, and with a temperature, u_mid (|s| + |max s|) + 2 e |t|.
 
     t is rounded once; base 2, which is what hardware has, multiplies it by a rounded log2(e).
