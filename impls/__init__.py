@@ -6,6 +6,7 @@ NUMPY = (
     "veriformer.impls.numpy_attention",
     "veriformer.impls.numpy_rows",
     "veriformer.impls.numpy_positions",
+    "veriformer.impls.numpy_generation",
     "veriformer.impls.numpy_transformer",
 )
 """Modules behind the registered name `numpy`."""
@@ -16,6 +17,7 @@ TORCH = (
     "veriformer.impls.torch_nn",
     "veriformer.impls.torch_rows",
     "veriformer.impls.torch_positions",
+    "veriformer.impls.torch_generation",
     "veriformer.impls.torch_layers",
 )
 """Modules behind the registered name `torch`."""

@@ -22,6 +22,8 @@ from veriformer.properties.attention_family_cases import (
     varlen_attention_cases,
 )
 from veriformer.properties.cases import TEMPERATURES, few, layer_norm_cases, plain_attention, plain_rows, softmax_cases
+from veriformer.properties.generate_cases import generate_cases, plain_generate
+from veriformer.properties.generation_cases import next_token_cases, plain_next_token_probabilities
 from veriformer.properties.layer_cases import layer_cases, plain_layer
 from veriformer.properties.position_cases import (
     alibi_bias_cases,
@@ -69,6 +71,10 @@ GENERAL: dict[str, Callable[..., Recipe]] = {
     "decoder": layer_cases,
     "dropout": dropout_cases,
     "embedding": embedding_cases,
+    "decoder_lm": decoder_cases,
+    "generate": generate_cases,
+    "next_token_probabilities": next_token_cases,
+    "transformer": transformer_cases,
 }
 """What makes the cases of each operation."""
 
@@ -95,6 +101,10 @@ PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
     "decoder": plain_layer,
     "dropout": plain_dropout,
     "embedding": plain_embedding,
+    "decoder_lm": plain_decoder,
+    "generate": plain_generate,
+    "next_token_probabilities": plain_next_token_probabilities,
+    "transformer": plain_transformer,
 }
 """Two or three of the most ordinary cases of each operation."""
 
