@@ -172,7 +172,7 @@ def test_a_wrong_target_is_one_line_and_exit_code_2(
         (["--declare", "causal_alignment"], "--declare 'causal_alignment': wanted KEY=VALUE"),
         (["--framework", "jox"], "framework 'jox' is not known; known are numpy, torch"),
         (["--law", "softmax/sums-to-on"], "unknown law 'softmax/sums-to-on'; nearest is 'softmax/sums-to-one'"),
-        (["--dtype", "float31"], "dtype 'float31' is not known; wanted some of float64, float32"),
+        (["--dtype", "float31"], "dtype 'float31' is not known; wanted main or some of float64, float32"),
         (["--require", "causl"], "--require 'causl': no operation has it; known are"),
         (["--effort", "hard"], "argument --effort: invalid choice: 'hard'"),
         (["--accepts", "axs"], "--accepts 'axs' has no known meaning; nearest is 'axis'"),

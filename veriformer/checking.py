@@ -14,7 +14,7 @@ from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import DTYPES
 from veriformer.isolate import Remote, WorkerLost
 from veriformer.law import Law, find_laws
-from veriformer.operations import OPERATIONS
+from veriformer.operations import MAIN, OPERATIONS
 from veriformer.running import EFFORTS, FIRST, Item, Row, block, items
 from veriformer.subject import Implementation
 from veriformer.targets import Loaded, Options, load, load_functions
@@ -43,8 +43,8 @@ class Settings:
         if self.effort not in EFFORTS:
             raise UsageError(f"effort {self.effort!r} is not known; wanted one of {', '.join(EFFORTS)}")
         for dtype in self.dtypes:
-            if dtype not in DTYPES:
-                raise UsageError(f"dtype {dtype!r} is not known; wanted some of {', '.join(DTYPES)}")
+            if dtype not in (MAIN, *DTYPES):
+                raise UsageError(f"dtype {dtype!r} is not known; wanted {MAIN} or some of {', '.join(DTYPES)}")
 
 
 @dataclass

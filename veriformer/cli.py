@@ -14,10 +14,11 @@ from typing import Any
 
 import veriformer
 from veriformer.calling import UsageError, nearest
+from veriformer.operations import MAIN
 from veriformer.targets import Options, words
 
 FOLDER = ".veriformer"
-FIRST_LOOK = "float32"
+FIRST_LOOK = MAIN
 """The dtype of a check without targets; naming an effort or a dtype asks for more."""
 
 

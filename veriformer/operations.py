@@ -16,6 +16,8 @@ PARAMS = "params."
 """Arrays whose names begin so are the weights of a composite: the function gets them as nested dicts."""
 GIVEN = "model."
 """Arrays whose names begin so make a small model of ours (`given_models`), which the function gets first."""
+MAIN = "main"
+"""Stands for each operation's main dtype where dtypes are chosen."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from veriformer.expect import Broken, Refused, Trial, recording
 from veriformer.guard import reference_keeps
 from veriformer.known import awake, holds
 from veriformer.law import JUDGED_BESIDE_REFERENCE, Domain, Law
+from veriformer.operations import MAIN
 from veriformer.reduce import smallest
 from veriformer.subject import Implementation, attempt
 
@@ -379,7 +380,8 @@ def items(
         pairs = [(op, dtype) for op in implementation.description.plans for dtype in implementation.dtypes(op)]
         pairs.sort(key=lambda pair: pair[1] != implementation.main_dtype(pair[0]))
         for operation, dtype in pairs:
-            if not dtypes or dtype in dtypes:
+            main = MAIN in dtypes and dtype == implementation.main_dtype(operation)
+            if not dtypes or dtype in dtypes or main:
                 mine = [law for law in laws if law.operation == operation]
                 for law in sorted(mine, key=lambda law: not law.root):
                     yield Item(law, implementation, dtype, effort, seed, deadline)
