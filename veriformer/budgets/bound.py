@@ -29,7 +29,9 @@ class Bound:
 
     def dominant(self, index: tuple[int, ...]) -> str:
         """The name of the largest contribution to the budget at one index."""
-        return max(self.terms, key=lambda name: float(np.broadcast_to(self.terms[name], self.value.shape)[index]))
+        return max(
+            self.terms, key=lambda name: float(np.broadcast_to(self.terms[name], self.value.shape)[index]), default=""
+        )
 
 
 def error_ratio(computed: Array, value: Array, allowed: Array, largest: float) -> Array:

@@ -73,4 +73,5 @@ def given_model_lines() -> list[str]:
         "    rest = [[pad] * (length - ids.shape[1])] * ids.shape[0]",
         "    return np.concatenate([np.asarray(ids), np.array(rest, dtype=int).reshape(ids.shape[0], -1)], axis=1)",
     ]
-    return ["", "from array_api_compat import array_namespace", "", "", *source, "", "", *filled, "", ""]
+    imports = ["from typing import Any", "", "from array_api_compat import array_namespace"]
+    return ["", *imports, "", "", *source, "", "", *filled, "", ""]
