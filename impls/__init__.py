@@ -8,6 +8,8 @@ NUMPY = (
     "veriformer.impls.numpy_positions",
     "veriformer.impls.numpy_generation",
     "veriformer.impls.numpy_transformer",
+    "veriformer.impls.numpy_decoder",
+    "veriformer.impls.numpy_encoder_decoder",
 )
 """Modules behind the registered name `numpy`."""
 TORCH = (
@@ -19,5 +21,8 @@ TORCH = (
     "veriformer.impls.torch_positions",
     "veriformer.impls.torch_generation",
     "veriformer.impls.torch_layers",
+    "veriformer.impls.torch_transformer",
+    "veriformer.impls.torch_decoder",
+    "veriformer.impls.torch_encoder_decoder",
 )
 """Modules behind the registered name `torch`."""
