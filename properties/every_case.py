@@ -22,9 +22,11 @@ from veriformer.properties.attention_family_cases import (
     varlen_attention_cases,
 )
 from veriformer.properties.cases import TEMPERATURES, few, layer_norm_cases, plain_attention, plain_rows, softmax_cases
+from veriformer.properties.encoder_decoder_cases import encoder_decoder_cases, plain_encoder_decoder
 from veriformer.properties.generate_cases import generate_cases, plain_generate
 from veriformer.properties.generation_cases import next_token_cases, plain_next_token_probabilities
 from veriformer.properties.layer_cases import layer_cases, plain_layer
+from veriformer.properties.model_cases import decoder_cases, plain_decoder
 from veriformer.properties.position_cases import (
     alibi_bias_cases,
     plain_alibi_bias,
@@ -45,6 +47,7 @@ from veriformer.properties.rows_cases import (
     plain_rms_norm,
     rms_norm_cases,
 )
+from veriformer.properties.transformer_cases import plain_transformer, transformer_cases
 
 _softmax = functools.partial(softmax_cases, axes=True, temperatures=TEMPERATURES)
 
@@ -69,12 +72,13 @@ GENERAL: dict[str, Callable[..., Recipe]] = {
     "decoder_layer": layer_cases,
     "encoder": layer_cases,
     "decoder": layer_cases,
-    "dropout": dropout_cases,
-    "embedding": embedding_cases,
     "decoder_lm": decoder_cases,
+    "encoder_decoder": encoder_decoder_cases,
     "generate": generate_cases,
     "next_token_probabilities": next_token_cases,
     "transformer": transformer_cases,
+    "dropout": dropout_cases,
+    "embedding": embedding_cases,
 }
 """What makes the cases of each operation."""
 
@@ -99,12 +103,13 @@ PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
     "decoder_layer": plain_layer,
     "encoder": plain_layer,
     "decoder": plain_layer,
-    "dropout": plain_dropout,
-    "embedding": plain_embedding,
     "decoder_lm": plain_decoder,
+    "encoder_decoder": plain_encoder_decoder,
     "generate": plain_generate,
     "next_token_probabilities": plain_next_token_probabilities,
     "transformer": plain_transformer,
+    "dropout": plain_dropout,
+    "embedding": plain_embedding,
 }
 """Two or three of the most ordinary cases of each operation."""
 
@@ -112,6 +117,8 @@ EVERY = tuple(GENERAL)
 """All operations."""
 WITH_ARRAYS = tuple(name for name in EVERY if OPERATIONS[name].arrays)
 """Those that are given arrays."""
+REAL_VALUED = tuple(name for name in EVERY if OPERATIONS[name].results != ("ids",))
+"""Those whose results are not whole numbers."""
 
 
 def any_cases(**wishes: Any) -> Recipe:

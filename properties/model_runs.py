@@ -11,6 +11,7 @@ from veriformer.budgets.opaque import opaque_allowance
 from veriformer.case import Case
 from veriformer.expect import expect_close, expect_same
 from veriformer.moves import Move, crop, full, reorder, step
+from veriformer.operations import PARAMS
 from veriformer.properties.model_cases import Go, lengths_of
 from veriformer.subject import Subject
 
@@ -20,10 +21,13 @@ def noise_of(model: Subject, case: Case) -> float:
 
     In float64 it is not asked for: the allowance is narrow and known beforehand.
     """
-    if case.dtype == "float64" or "tokens" not in case.arrays:
+    if case.dtype == "float64":
         return 0.0
-    tokens = case["tokens"]
-    whole, turned, *alone = model.run(case, [full(tokens), full(tokens[::-1]), *(full(row[None]) for row in tokens)])
+    given = {name: array for name, array in case.arrays.items() if not name.startswith(PARAMS)}
+    every = np.arange(len(next(iter(given.values()))))
+    picks = [every, every[::-1], *(every[i : i + 1] for i in every)]
+    moves = [Move("full", {name: array[rows] for name, array in given.items()}) for rows in picks]
+    whole, turned, *alone = model.run(case, moves)
     return float(max(np.abs(whole - turned[::-1]).max(), np.abs(whole - np.concatenate(alone)).max()))
 
 

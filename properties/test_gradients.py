@@ -15,7 +15,7 @@ from veriformer.properties.cotangents import cotangent_of, differentiable, expec
 from veriformer.properties.every_case import EVERY, by_operation, plain_cases
 from veriformer.subject import Subject
 
-SMOOTH = tuple(name for name in EVERY if OPERATIONS[name].differentiable)
+SMOOTH = tuple(name for name in EVERY if OPERATIONS[name].differentiable and not OPERATIONS[name].words)
 
 
 def gradient_cases(examples: int) -> Recipe:

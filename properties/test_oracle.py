@@ -7,9 +7,11 @@ from veriformer.expect import expect_within
 from veriformer.law import law
 from veriformer.properties.attention_cases import attention_cases
 from veriformer.properties.cases import TEMPERATURES, layer_norm_cases, softmax_cases
+from veriformer.properties.encoder_decoder_cases import encoder_decoder_cases
 from veriformer.properties.every_case import EVERY, by_operation
 from veriformer.properties.families import FAMILIES
 from veriformer.properties.layer_cases import LAYERED, layer_cases
+from veriformer.properties.model_cases import decoder_cases
 from veriformer.subject import Subject
 
 _ATTENTION = attention_cases(empty=True, examples=32)
@@ -22,7 +24,10 @@ ORACLE_CASES = by_operation(
         "softmax": _SOFTMAX,
         "log_softmax": _SOFTMAX,
         "logsumexp": _SOFTMAX,
-        **dict.fromkeys(LAYERED, layer_cases(examples=16)),  # their budgets cost far more than others
+        # budgets of composites cost far more than others
+        **dict.fromkeys(LAYERED, layer_cases(examples=16)),
+        "decoder_lm": decoder_cases(examples=12),
+        "encoder_decoder": encoder_decoder_cases(examples=12),
     },
     examples=32,
 )

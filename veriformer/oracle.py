@@ -13,7 +13,9 @@ from veriformer.budgets import Bound, Precision
 from veriformer.case import Case
 from veriformer.declarations import Capabilities
 from veriformer.dialect import reference_call, words_of
+from veriformer.given_models import TableModel
 from veriformer.memory import Memory, key_of
+from veriformer.operations import GIVEN
 from veriformer.reference import visible_keys
 
 ATTENTIONS = ("attention", "attention_with_lse")
@@ -44,10 +46,10 @@ def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
         return (tuple(shape),)
     if operation == "embedding":
         return ((*case["ids"].shape, case["table"].shape[1]),)
-    if operation == "varlen_attention":
-        return ((*case["q"].shape[:2], case["v"].shape[2]),)
     if operation == "next_token_probabilities":
         return (case["logits"].shape,)
+    if operation == "varlen_attention":
+        return ((*case["q"].shape[:2], case["v"].shape[2]),)
     if operation == "cached_attention":
         out = (*case["q"].shape[:3], case["v_new"].shape[3])
         return out, case["k_cache"].shape, case["v_cache"].shape
@@ -103,6 +105,17 @@ def generated(case: Case) -> np.ndarray:
     return np.pad(found, ((0, 0), (0, rest)), constant_values=case["pad"])
 
 
+def open_choices(case: Case) -> np.ndarray:
+    """Where in generated ids any token may stand: from a row's first choice among equal logits on."""
+    ids, start = generated(case.with_keywords(end=None)), case["prompt"].shape[1]
+    logits = TableModel(case[GIVEN + "table"]).full(ids)[:, start - 1 : -1]
+    tied = (logits == logits.max(-1, keepdims=True)).sum(-1) > 1
+    if case["end"] is not None:  # a row that has ended has no more choices
+        ended = np.logical_or.accumulate(ids[:, start:] == case["end"], axis=1)
+        tied[:, 1:] &= ~ended[:, :-1]
+    return np.pad(np.logical_or.accumulate(tied, axis=1), ((0, 0), (start, 0)))
+
+
 def bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:
     """Value and budget of every result. Composites need torch."""
     return _MEMORY.get(  # type: ignore[no-any-return]
@@ -117,7 +130,7 @@ def _bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tup
             return _attention(case, capabilities, precision)
         if case.operation == "generate":
             ids = generated(case).astype(float)
-            return (Bound(ids, np.zeros(ids.shape), {}),)
+            return (Bound(ids, np.where(open_choices(case), np.inf, 0.0), {}),)
         if case.operation in COMPOSITES:
             return _perturbed(case, (), None, capabilities, precision)[0]
         words = {name: case[name] for name in (*case.table.scalars, *case.table.keywords)}

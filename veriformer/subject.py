@@ -192,13 +192,15 @@ class Subject:
 
     def _judged(self, call: Call) -> Outcome:
         """The outcome of a call, unless it is a refusal or worse."""
+        if self.operation == "generate" and call.outcome.kind == "ok":
+            call = replace(call, outcome=filled(call))
         outcome = call.outcome
         current().calls.append(call)
         if outcome.kind == "refused":
             raise Refused(outcome.message)
         if outcome.kind != "ok":
             raise Broken(outcome.kind, outcome.message)
-        return filled(call) if self.operation == "generate" else outcome
+        return outcome
 
     def __call__(self, case: Case) -> Any:
         """The result as a float64 array, or a tuple where the operation has several."""

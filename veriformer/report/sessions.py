@@ -70,8 +70,9 @@ def given_model_lines() -> list[str]:
     source = inspect.getsource(given_models.TableModel).splitlines()
     filled = [
         "def filled(ids, length, pad):",
-        "    rest = [[pad] * (length - ids.shape[1])] * ids.shape[0]",
-        "    return np.concatenate([np.asarray(ids), np.array(rest, dtype=int).reshape(ids.shape[0], -1)], axis=1)",
+        "    ids = np.asarray(ids)",
+        "    rest = np.full((ids.shape[0], max(length - ids.shape[1], 0)), pad, ids.dtype)",
+        "    return np.concatenate([ids, rest], axis=1)",
     ]
     imports = ["from typing import Any", "", "from array_api_compat import array_namespace"]
     return ["", *imports, "", "", *source, "", "", *filled, "", ""]
