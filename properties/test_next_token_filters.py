@@ -149,7 +149,7 @@ def the_smallest_nucleus_is_greedy(next_token: Subject, case: Case, mass: float)
         "next_token.py:nucleus_one_too_small",
         "next_token.py:p_compared_with_each",
         "next_token.py:nucleus_of_the_rest",
-        "next_token.py:nucleus_at_no_temperature",
+        "next_token.py:temperature_after_filters",
     ),
 )
 def the_nucleus_has_the_mass(next_token: Subject, case: Case) -> None:
@@ -168,7 +168,7 @@ def the_nucleus_has_the_mass(next_token: Subject, case: Case) -> None:
         "next_token.py:ties_stay_beyond_p",
         "next_token.py:mass_in_half",
         "next_token.py:top_p_of_unfiltered",
-        "next_token.py:nucleus_at_no_temperature",
+        "next_token.py:temperature_after_filters",
     ),
 )
 def the_nucleus_is_the_smallest(next_token: Subject, case: Case) -> None:
@@ -299,7 +299,7 @@ def equal_tokens_are_cut_at_equality(next_token: Subject, case: Case) -> None:
     word=WORDS,
     needs={"top_k or top_p or temperature"},
     source="R09, B187",
-    kills=("next_token.py:filters_without_effect", "next_token.py:zero_and_half_mean_no_top_p"),
+    kills=("next_token.py:filters_without_effect",),
 )
 def every_word_has_influence(next_token: Subject, case: Case, word: str) -> None:
     """k = 2, p = 1/2 or T = 1/4 gives other probabilities, wherever it must."""

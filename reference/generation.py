@@ -25,13 +25,14 @@ def next_token_probabilities(
     top_k: int | None = None,
     top_p: float | None = None,
     order: str = "temperature_first",
+    exactly_k: bool = False,
 ) -> Any:
     """Softmax over the tokens that top-k and then top-p leave.
 
     logits[…,V] -> p[…,V].
 
         p = softmax(logits / T)
-        top_k: only the k largest stay, and those equal to the last of them
+        top_k: only the k largest stay, and those equal to the last of them, or of these the first (exactly_k)
         top_p: of these only the most probable stay, the fewest whose mass is >= top_p, at least one
 
     What stays is renormalised. order = "temperature_last": top_p counts the mass at T = 1.
@@ -51,7 +52,8 @@ def next_token_probabilities(
         raise ValueError(f"next_token_probabilities: order: got {order!r}, wanted temperature_first or …_last")
     if top_k is not None and top_k < size:
         least = xp.sort(logits, axis=-1, descending=True)[..., top_k - 1 : top_k]
-        logits = xp.where(logits < least, -math.inf, logits)
+        goes = _rank(logits) >= top_k if exactly_k else logits < least
+        logits = xp.where(goes, -math.inf, logits)
     if top_p is not None and top_p < 1:
         p = softmax(logits, temperature=temperature if order == "temperature_first" else 1.0)
         logits = xp.where(_nucleus(p, top_p), logits, -math.inf)
@@ -180,5 +182,10 @@ def _nucleus(p: Any, mass: float) -> Any:
     falling = xp.sort(p, axis=-1, descending=True)
     before = xp.cumulative_sum(falling, axis=-1, include_initial=True)[..., :-1]
     needed = xp.sum(xp.astype((before == 0) | (before < mass), xp.int64), axis=-1, keepdims=True)
-    rank = xp.argsort(xp.argsort(p, axis=-1, descending=True, stable=True), axis=-1)
-    return rank < needed
+    return _rank(p) < needed
+
+
+def _rank(x: Any) -> Any:
+    """How many entries of x[…,V] come before each if the largest comes first; of equal ones the first does."""
+    xp = array_namespace(x)
+    return xp.argsort(xp.argsort(x, axis=-1, descending=True, stable=True), axis=-1)

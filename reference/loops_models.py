@@ -75,11 +75,18 @@ def decoder_lm(
 
 
 def next_token_probabilities(
-    logits: Any, *, temperature: float = 1.0, top_k: Any = None, top_p: Any = None, order: str = "temperature_first"
+    logits: Any,
+    *,
+    temperature: float = 1.0,
+    top_k: Any = None,
+    top_p: Any = None,
+    order: str = "temperature_first",
+    exactly_k: bool = False,
 ) -> Any:
     """next_token_probabilities of one row logits[V] -> p[V]; of equal tokens the first stay."""
     falling = sorted(range(len(logits)), key=lambda i: -float(logits[i]))
     stays = [i for i in falling if top_k is None or float(logits[i]) >= float(logits[falling[: int(top_k)][-1]])]
+    stays = stays[: int(top_k)] if exactly_k and top_k is not None else stays
     p = _shares(logits, stays, temperature if order == "temperature_first" else 1.0)
     mass, few = 0.0, []
     for i in stays:

@@ -48,6 +48,7 @@ def choices(draw):
         "top_k": draw(st.sampled_from([None, 1, 2, 4, 20])),
         "top_p": draw(st.sampled_from([None, 0.0, 0.3, 0.77, 0.9999, 1.0])),
         "order": draw(st.sampled_from(["temperature_first", "temperature_last"])),
+        "exactly_k": draw(st.booleans()),
     }
 
 
@@ -110,6 +111,7 @@ def test_golden_nucleus(convert):
     equal = convert(np.zeros(4))
     close(next_token_probabilities(equal, top_p=0.5), [0.5, 0.5, 0, 0])
     close(next_token_probabilities(equal, top_k=2), [0.25] * 4)
+    close(next_token_probabilities(equal, top_k=2, exactly_k=True), [0.5, 0.5, 0, 0])
 
 
 def test_golden_order():

@@ -23,12 +23,15 @@ def words_of(operation: str, capabilities: Capabilities) -> dict[str, Any]:
         return {"offset": 0} if top_left else {}
     if operation == "varlen_attention":
         return {"alignment": "top_left"} if top_left else {}
-    choices = {
+    choices: dict[str, dict[str, Any]] = {
         "rms_norm": {"weight_form": capabilities.rms_weight},
         "gelu": {"form": capabilities.gelu},
         "rotary_embedding": {"pairs": capabilities.rotary_pairs},
         "alibi_bias": {"form": capabilities.alibi},
-        "next_token_probabilities": {"order": capabilities.sampling_order},
+        "next_token_probabilities": {
+            "order": capabilities.sampling_order,
+            "exactly_k": capabilities.exact_top_k,
+        },
     }
     return choices.get(operation, {})
 

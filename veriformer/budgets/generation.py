@@ -2,7 +2,8 @@
 
 Which tokens stay is a choice that roundings can turn: logits as near to one another as their errors may
 change places, and the mass that top-p counts is known up to the error of its terms. Every choice within
-these errors is admitted, and for top-k also that all tokens equal to the last one stay, or only some.
+these errors is admitted, and for top-k also that all tokens equal to the last one stay, unless exactly k is
+declared.
 
 Admitted algorithms: ranks by logits, by scaled logits or by probabilities; the mass counted from the most
 or the least probable token, in sums that are held in the accumulator. Not admitted: sums of probabilities
@@ -12,6 +13,7 @@ held in a shorter dtype than declared.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +32,7 @@ def next_token_probabilities(
     top_k: int | None = None,
     top_p: float | None = None,
     order: str = FIRST,
+    exactly_k: bool = False,
     precision: Precision,
 ) -> Bound:
     """Error budget of next_token_probabilities.
@@ -43,8 +46,9 @@ def next_token_probabilities(
     Source: derived; the set: `choices`, the roundings: `softmax`.
     Edges: nothing is allowed at -inf, nor for a token that certainly goes.
     """
-    value = reference.next_token_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p, order=order)
-    found = choices(logits, temperature=temperature, top_k=top_k, top_p=top_p, order=order, precision=precision)
+    words: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, order=order, exactly_k=exactly_k)
+    value = reference.next_token_probabilities(logits, **words)
+    found = choices(logits, **words, precision=precision)
     most = softmax(np.where(found.possible, logits, -np.inf), temperature=temperature, precision=precision)
     e, _ = _scaled(logits, temperature, precision)
     with np.errstate(all="ignore"):
@@ -83,6 +87,7 @@ def choices(
     top_k: int | None = None,
     top_p: float | None = None,
     order: str = FIRST,
+    exactly_k: bool = False,
     precision: Precision,
 ) -> Choices:
     """Which tokens may stay and which must, if each logit is known up to its error.
@@ -97,7 +102,7 @@ def choices(
     t, _ = _scaled(logits, temperature, precision)
     parts = (t, *interval(logits, temperature, precision))
     rows = [_Ranks.of(*row) for row in zip(*(a.reshape(-1, a.shape[-1]) for a in parts), strict=True)]
-    counts = [row.left_by_top_k(top_k) for row in rows]
+    counts = [row.left_by_top_k(top_k, exactly_k) for row in rows]
     if top_p is not None:
         left = np.stack([row.places < most for row, (_, most) in zip(rows, counts, strict=True)]).reshape(t.shape)
         errors = mass_error(np.where(left, logits, -np.inf), temperature, precision).reshape(-1)
@@ -186,10 +191,12 @@ class _Ranks:
         at_most = present.size - np.searchsorted(np.sort(high), low, side="left")
         return cls(places, t[present], at_least, at_most)
 
-    def left_by_top_k(self, k: int | None) -> tuple[int, int]:
+    def left_by_top_k(self, k: int | None, exactly: bool) -> tuple[int, int]:
         """The fewest and the most tokens that top-k leaves: k, or also those that may equal the last of them."""
         n = self.t.size
-        return (n, n) if k is None or k >= n else (k, int(self.at_most[k - 1]))
+        if k is None or k >= n:
+            return n, n
+        return k, k if exactly else int(self.at_most[k - 1])
 
     def left_by_top_p(self, fewest: int, most: int, mass: float, error: float) -> tuple[int, int]:
         """The same once the rest is cut off where the mass may be reached, at the earliest and at the latest."""
