@@ -91,7 +91,7 @@ def with_model(
         "positions": schemes[choice % len(schemes)],
         "window": windows[choice // 2 % len(windows)],
         "norm": ("pre", "post")[choice % 3 == 2],
-        "alpha": 1.5 if choice % 6 == 5 else 1.0,
+        "alpha": 1.5 if choice % 6 in (3, 5) else 1.0,  # in pre-norm, where it does not act, as well
     }
     keywords |= {name: value for name, value in options.items() if name in domain.accepts}
     return case.with_arrays(**weights).with_keywords(**keywords)
