@@ -46,10 +46,12 @@ def decoder_cases(
     """Cases of decoder_lm: tokens, and the weights and keywords of a model where these are given.
 
     schemes, windows: choices of positions and window. rows, least: the smallest batch and number of tokens.
-    limited: the cache has no room for more tokens.
+    limited: the cache has no room for more tokens than there are.
     """
 
     def sizes(domain: Domain) -> list[Sizes]:
+        if limited and domain.model is not None and not domain.model.weights:
+            return [(1, domain.model.max_length or 0, *SIZES[0][2:])]
         return [row for row in SIZES if row[0] >= rows and least <= row[1] <= longest(domain)]
 
     def build(domain: Domain, row: Sizes, choice: int, seed: int) -> Case:

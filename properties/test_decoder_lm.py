@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from veriformer.case import Case
-from veriformer.expect import Refused, expect
+from veriformer.expect import Refused, expect, listed
 from veriformer.law import law
 from veriformer.moves import crop, full, reorder, step, steps
 from veriformer.properties.attention_cases import PICKS
@@ -148,6 +148,13 @@ def old_caches_stay_valid(lm: Subject, case: Case) -> None:
     moves = [step(tokens[:, :length], None, 0), step(tokens[:, length:], 0, 1), step(others[:, length:], 0, 2)]
     _, first, _, again = lm.run(case, [*moves, step(tokens[:, length:], 0, 3)])
     expect_kept(lm, case, again, first)
+
+
+@law("decoder_lm", case=decoder_cases(), cut=cuts(), kind="hygiene", source="R04", relative=False)
+def steps_leave_tokens_untouched(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
+    """No step changes a bit of the tokens that it is given."""
+    changed = lm.walked(case, steps(case["tokens"], last_lengths(case, cut, lm)), watch=True).changed
+    expect(not changed, "input changed", f"{listed(changed or '-')} changed during a step, wanted it untouched")
 
 
 @law("decoder_lm", case=decoder_cases(limited=True), needs={"max_length"}, source="corpus: static caches")

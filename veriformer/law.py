@@ -30,6 +30,10 @@ JUDGED_BESIDE_REFERENCE = ("metamorphic", "gradient", "oracle", "precision")
 """Kinds that the reference must keep on a case before anyone is accused with it."""
 
 
+FILLED = 512
+"""A cache that holds more tokens than this is not filled up to see whether it refuses the next one."""
+
+
 @dataclass(frozen=True)
 class Domain:
     """What may be drawn for one operation of one implementation in one dtype."""
@@ -82,8 +86,10 @@ class Domain:
             return self.capabilities.cache == "persistent"
         if method in OPERATIONS[self.operation].words:
             return taken in model.takes.get(method, ()) if taken else method in model.words
-        own = not model.weights and word in ("window", "max_length")
-        return getattr(model, word) is not None if own else None
+        if model.weights or word not in ("window", "max_length"):
+            return None
+        found = getattr(model, word)
+        return found is not None and (word == "window" or found <= FILLED)
 
 
 @dataclass(frozen=True)

@@ -163,11 +163,15 @@ class Subject:
         fetch = about.start(about.description.name, self.operation, request)
         return lambda: self._judged(Call(self.operation, case, fetch(), gradient, cotangents, program))
 
-    def run(self, case: Case, moves: Iterable[Move], watch: bool = False) -> tuple[np.ndarray, ...]:
+    def run(self, case: Case, moves: Iterable[Move]) -> tuple[np.ndarray, ...]:
         """The logits of every full and step among the moves of a model, in order.
 
         case: the weights, where the model is made of given ones. Each logits is [B,m,V], B and m those of the tokens.
         """
+        return self.walked(case, moves).results
+
+    def walked(self, case: Case, moves: Iterable[Move], watch: bool = False) -> Outcome:
+        """Everything that came of a program of moves."""
         program = tuple(moves)
         outcome = self._begun(case.as_operation(self.operation), None, (), watch, program)()
         shapes = wanted_shapes(Call(self.operation, case, outcome, program=program), self.facts)
@@ -175,7 +179,7 @@ class Subject:
         for move, logits, wanted in zip(asked, outcome.results, shapes, strict=True):
             if logits.shape != wanted:
                 raise Broken("shape", f"{move.word} gave shape {logits.shape}, wanted {wanted}")
-        return outcome.results
+        return outcome
 
     @property
     def facts(self) -> ModelFacts | None:
