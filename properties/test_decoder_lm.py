@@ -140,13 +140,16 @@ def any_walk_equals_full(lm: Subject, case: Case, rules: Sequence[Go]) -> None:
         expect_logits(lm, case, part, whole[:, -part.shape[1] :], what=f"step {number + 1} of the walk:")
 
 
-@law("decoder_lm", case=decoder_cases(), needs={"persistent"}, source="P67")
+@law("decoder_lm", case=decoder_cases(least=3), needs={"persistent"}, source="P67")
 def old_caches_stay_valid(lm: Subject, case: Case) -> None:
-    """A cache that was passed on gives the same bits when it is passed again."""
+    """A cache that was passed on gives the same bits when it is passed again, and so does what came of it."""
     tokens, others = case["tokens"], turned_tokens(lm, case)
-    length = tokens.shape[1] - 1
-    moves = [step(tokens[:, :length], None, 0), step(tokens[:, length:], 0, 1), step(others[:, length:], 0, 2)]
-    _, first, _, again = lm.run(case, [*moves, step(tokens[:, length:], 0, 3)])
+    start, end = tokens.shape[1] - 2, tokens.shape[1] - 1
+    head, middle, last = step(tokens[:, :start], None, 0), tokens[:, start:end], tokens[:, end:]
+    _, first, alone = lm.run(case, [head, step(middle, 0, 1), step(last, 1, 2)])
+    forked = [head, step(middle, 0, 1), step(others[:, start:end], 0, 2), step(last, 1, 3), step(middle, 0, 4)]
+    _, _, _, went_on, again = lm.run(case, forked)
+    expect_kept(lm, case, went_on, alone)
     expect_kept(lm, case, again, first)
 
 
@@ -163,7 +166,11 @@ def past_the_capacity_is_refused(lm: Subject, case: Case) -> None:
     tokens, limit = case["tokens"], limit_of(lm, case)
     if limit is None or limit > tokens.shape[1] or not lm.capabilities.checks_capacity:
         return
-    lm.run(case, [step(tokens[:, :limit], None, 0)])
+    lm.run(case, [full(tokens[:, :limit])])
+    try:
+        lm.run(case, [step(tokens[:, :limit], None, 0)])
+    except Refused as refused:
+        expect(False, "refused", f"{limit} tokens were refused, wanted room for as many: {refused}")
     with contextlib.suppress(Refused):
         lm.run(case, [step(tokens[:, :limit], None, 0), step(tokens[:, :1], 0, 1)])
         expect(False, "accepted", f"token {limit + 1} was taken, wanted an exception: the cache holds {limit}")

@@ -43,7 +43,7 @@ class _Model:
 
     def full(self, tokens: NDArray) -> NDArray:
         """tokens[B,T] -> logits[B,T,V]. Raises ValueError for tokens that are none, and for more than max_length."""
-        self._check(tokens, 0)
+        self._check(tokens, 0, stepping=False)
         return self._run(tokens, 0, lambda number, new: (new, 0))
 
     def step(self, tokens: NDArray, cache: _Cache | None) -> tuple[NDArray, _Cache]:
@@ -117,10 +117,12 @@ class _Model:
             lengths, position = [[cache.longest] * 2 for _ in lengths], cache.longest
         return _Cache(buffers, lengths, position, cache.longest)
 
-    def _check(self, tokens: NDArray, length: int) -> None:
+    def _check(self, tokens: NDArray, length: int, stepping: bool = True) -> None:
         if ((tokens < 0) | (tokens >= self.vocabulary)).any():
             raise ValueError(f"tokens: got one outside the vocabulary, wanted 0 to {self.vocabulary - 1}")
         total = length + tokens.shape[1] - (self.fault == "capacity_one_too_large")
+        if self.fault == "capacity_one_too_small" and stepping:
+            total += 1
         if self.max_length is not None and total > self.max_length and not self.fault.startswith("overflow"):
             raise ValueError(f"tokens: got {tokens.shape[1]} after {length}, wanted at most {self.max_length}")
 
@@ -350,6 +352,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "overflow_overwrites": ("mutation: an index clamped for safety", "the last rows are overwritten"),
         "overflow_drops": ("mutation: out of range writes ignored", "rows that do not fit are lost"),
         "capacity_one_too_large": ("mutation: > for >=", "one token more is taken"),
+        "capacity_one_too_small": ("mutation: >= for >", "the last token that there is room for is refused"),
     },
 }
 FAULTS = {

@@ -78,7 +78,7 @@ class _Model:
             x = self._normed(x, self.params["norm"], fault)
         head = self.params.get("head", {"w": self.params["embedding"].T})
         logits = x @ head["w"] + (0 if fault == "head_bias_left_out" else head.get("b", 0))
-        if self.fault == "tokens_written":
+        if self.fault == "tokens_written" or now.fault == "tokens_written_by_steps":
             tokens[:] = logits.argmax(-1)
         return logits.astype(self.params["embedding"].dtype), rows
 
@@ -288,7 +288,10 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "table_of_the_call_before": ("x-transformers#90", "sinusoids end where those of the call before did"),
     },
     "leaves-inputs-untouched": {
-        "tokens_written": ("transformers#29680", "what comes next is written into the given tokens"),
+        "tokens_written": ("transformers#29680", "full writes what comes next into the given tokens"),
+    },
+    "steps-leave-tokens-untouched": {
+        "tokens_written_by_steps": ("transformers#29680", "a step writes what comes next into the given tokens"),
     },
 }
 FAULTS = {
