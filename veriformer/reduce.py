@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,28 +28,39 @@ TOKEN_WORDS = ("padding_index", "end", "pad")
 
 Arguments = tuple[Any, ...]
 Attempt = Callable[[Arguments], Broken | None]
+Stage = Callable[[Case], Iterator[Case]]
 
 
 def smallest(arguments: Arguments, broken: Broken, attempt: Attempt) -> tuple[Arguments, Broken, int]:
     """Simplify while the same kind of failure stays.
 
+    One stage after the other, and back to the first after one that helped.
     Returns the arguments, the failure they show and the number of tries.
     """
-    tries = 0
-    improved = True
+    tries, improved = 0, True
     while improved and tries < TRIES:
-        improved = False
-        for candidate in candidates(arguments):
-            if tries >= TRIES:
-                break
-            if surprises(candidate) > surprises(arguments):
-                continue
-            tries += 1
-            found = attempt(candidate)
-            if found is not None and as_clear(found, broken):
-                arguments, broken, improved = candidate, found, True
+        for stage in STAGES:
+            arguments, broken, tries, improved = walked(arguments, broken, attempt, stage, tries)
+            if improved:
                 break
     return arguments, broken, tries
+
+
+def walked(
+    arguments: Arguments, broken: Broken, attempt: Attempt, stage: Stage, tries: int
+) -> tuple[Arguments, Broken, int, bool]:
+    """Go through the candidates of a stage, on from one that is taken; also the tries so far, and if any was taken."""
+    place, improved, ahead = 0, False, candidates(arguments, (stage,))
+    while tries < TRIES and (candidate := next(ahead, None)) is not None:
+        place += 1
+        if surprises(candidate) > surprises(arguments):
+            continue
+        tries += 1
+        found = attempt(candidate)
+        if found is not None and as_clear(found, broken):
+            arguments, broken, improved, place = candidate, found, True, place - 1
+            ahead = itertools.islice(candidates(arguments, (stage,)), place, None)
+    return arguments, broken, tries, improved
 
 
 def as_clear(found: Broken, before: Broken) -> bool:
@@ -85,12 +97,18 @@ def surprises(arguments: Arguments) -> int:
     return 0
 
 
-def candidates(arguments: Arguments) -> Iterator[Arguments]:
-    """Simpler arguments, the boldest first; all of them keep their own shapes consistent."""
-    for i, value in enumerate(arguments):
-        simpler = simpler_cases(value) if isinstance(value, Case) else simpler_record(value)
-        for one in simpler:
-            yield (*arguments[:i], one, *arguments[i + 1 :])
+def candidates(arguments: Arguments, stages: Sequence[Stage] = ()) -> Iterator[Arguments]:
+    """Simpler arguments of some stages or of all, the boldest first; all of them keep their own shapes consistent."""
+    for stage in stages or STAGES:
+        for i, value in enumerate(arguments):
+            plain = simpler_record if stage is STAGES[-1] else nothing
+            for one in stage(value) if isinstance(value, Case) else plain(value):
+                yield (*arguments[:i], one, *arguments[i + 1 :])
+
+
+def nothing(value: Any) -> Iterator[Any]:
+    """No candidate."""
+    return iter(())
 
 
 def simpler_record(value: Any) -> Iterator[Any]:
@@ -111,8 +129,8 @@ def simpler_record(value: Any) -> Iterator[Any]:
                 yield dataclasses.replace(value, **{field.name: smaller})
 
 
-def simpler_cases(case: Case) -> Iterator[Case]:
-    """Flags off, sizes down, whole arrays simpler, single numbers simpler."""
+def without_extras(case: Case) -> Iterator[Case]:
+    """What need not be given taken away: layout, keywords, parts of a composite, options."""
     if case.layout != "contiguous":
         yield case.with_layout("contiguous")
     for name in case.keywords:
@@ -124,10 +142,6 @@ def simpler_cases(case: Case) -> Iterator[Case]:
         vital = name.startswith(PARAMS) and (array.ndim > 1 or name.endswith(".weight"))
         if name not in case.table.arrays and name not in case.table.required and not vital:
             yield case.with_arrays(**{name: None})
-    yield from smaller_sizes(case)
-    yield from simpler_keywords(case)
-    yield from simpler_arrays(case)
-    yield from simpler_numbers(case)
 
 
 def without_parts(case: Case) -> Iterator[Case]:
@@ -288,6 +302,7 @@ def keep_packed(case: Case, label: str, kept: np.ndarray) -> Case:
 
 def simpler_arrays(case: Case) -> Iterator[Case]:
     """Whole arrays of zeros, ones, booleans all True, or integers, or without their common offset."""
+    yield from silent_parts(case)
     for name, array in case.arrays.items():
         if array.dtype == bool:
             options = [np.ones_like(array)]
@@ -300,6 +315,19 @@ def simpler_arrays(case: Case) -> Iterator[Case]:
         for option in options:
             if complexity(option) < complexity(array):
                 yield case.with_arrays(**{name: option})
+
+
+def silent_parts(case: Case) -> Iterator[Case]:
+    """Zeros for all weights of a stack, a layer or a sublayer together; a composite has too many for one at a time."""
+    loud = [name for name, array in case.arrays.items() if name.startswith(PARAMS) and array.any()]
+    parts: dict[str, list[str]] = {}
+    for name in loud:
+        steps = name.split(".")
+        for count in range(1, len(steps)):
+            parts.setdefault(".".join(steps[:count]), []).append(name)
+    for names in sorted(dict.fromkeys(map(tuple, parts.values())), key=len, reverse=True):
+        if len(names) > 1:
+            yield case.with_arrays(**{name: np.zeros_like(case[name]) for name in names})
 
 
 def cuts_rows(case: Case, name: str) -> bool:
@@ -356,3 +384,7 @@ def complexity(array: np.ndarray) -> int:
     if array.dtype == bool:
         return int((~array).sum())
     return sum(simplicity(value)[0] for value in array.ravel().tolist())
+
+
+STAGES: tuple[Stage, ...] = (without_extras, smaller_sizes, simpler_keywords, simpler_arrays, simpler_numbers)
+"""Flags off, sizes down, keywords and whole arrays simpler, single numbers simpler."""
