@@ -10,6 +10,7 @@ from veriformer.properties.cases import TEMPERATURES, layer_norm_cases, softmax_
 from veriformer.properties.encoder_decoder_cases import encoder_decoder_cases
 from veriformer.properties.every_case import EVERY, by_operation
 from veriformer.properties.families import FAMILIES
+from veriformer.properties.generation_cases import next_token_cases
 from veriformer.properties.layer_cases import LAYERED, layer_cases
 from veriformer.properties.model_cases import decoder_cases
 from veriformer.subject import Subject
@@ -24,6 +25,7 @@ ORACLE_CASES = by_operation(
         "softmax": _SOFTMAX,
         "log_softmax": _SOFTMAX,
         "logsumexp": _SOFTMAX,
+        "next_token_probabilities": next_token_cases(extras=True, examples=32),
         # budgets of composites cost far more than others
         **dict.fromkeys(LAYERED, layer_cases(examples=16)),
         "decoder_lm": decoder_cases(examples=12),

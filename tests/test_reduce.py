@@ -163,6 +163,7 @@ NEW_CASES = [
         },
         {"heads": 4},
     ),
+    Case("next_token_probabilities", {"logits": some(2, 3, 5)}, {"top_k": 3, "top_p": 0.7, "temperature": 0.5}),
 ]
 
 

@@ -107,7 +107,9 @@ def _top_p(s: NDArray, counted: NDArray, p: float, temperature: float, dtype: np
     stays = _within(share, _cumulated(share, dtype, fault), 1 - p if fault == "nucleus_of_the_rest" else p, fault)
     if fault != "empty_nucleus":
         stays[..., 0] = True
-    return stays | (share >= np.where(stays, share, 2).min(-1, keepdims=True)) if "ties_stay" in fault else stays
+    if fault == "ties_stay_beyond_p":
+        stays = share >= np.where(stays, share, 2).min(-1, keepdims=True)
+    return stays
 
 
 def _cumulated(share: NDArray, dtype: np.dtype, fault: str) -> NDArray:
