@@ -7,11 +7,11 @@ import contextlib
 import numpy as np
 from hypothesis import strategies as st
 
-from veriformer.budgets.opaque import opaque_allowance
 from veriformer.case import LAYOUTS, Case
 from veriformer.expect import Refused, expect, expect_close, expect_finite, expect_same, listed
 from veriformer.law import Recipe, law
 from veriformer.properties.every_case import EVERY, REAL_VALUED, WITH_ARRAYS, any_cases, plain_cases, turned
+from veriformer.properties.model_runs import allowance
 from veriformer.subject import Subject
 
 
@@ -175,7 +175,7 @@ def constant_along_one(array: np.ndarray) -> np.ndarray:
 def differences(subject: Subject, case: Case, results: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     """By how much each result may differ from another one that is equal by law; a model's weights may be unknown."""
     if case.table.words:
-        return [opaque_allowance(result, case.dtype) for result in results]
+        return [allowance(subject, case, result) for result in results]
     return [2 * bound.allowed for bound in subject.bounds(case)]
 
 
