@@ -25,7 +25,20 @@ from veriformer.properties.model_runs import (
 from veriformer.subject import Subject
 
 
-@law("decoder_lm", case=decoder_cases(examples=12), cut=cuts(), source="P66, P71, P73")
+@law(
+    "decoder_lm",
+    case=decoder_cases(examples=12),
+    cut=cuts(),
+    source="P66, P71, P73",
+    kills=(
+        "decoder_lm_steps.py:position_off_by_one_after_the_prompt",
+        "decoder_lm_window.py:steps_see_one_more",
+        "decoder_lm_cache.py:free_rows_seen",
+        "decoder_lm_steps.py:positions_stay_at_the_prompt",
+        "decoder_lm_window.py:evicts_one_too_early",
+        "decoder_lm_cache.py:written_one_too_far",
+    ),
+)
 def cache_changes_nothing(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     """Tokens given in chunks of any lengths, each with the cache of those before, have the logits of the whole."""
     lengths = last_lengths(case, cut, lm)
@@ -33,7 +46,17 @@ def cache_changes_nothing(lm: Subject, case: Case, cut: tuple[int, ...]) -> None
     expect_logits(lm, case, parts, whole, what=f"chunks of {lengths}:")
 
 
-@law("decoder_lm", case=decoder_cases(), pick=PICKS, source="P68")
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    pick=PICKS,
+    source="P68",
+    kills=(
+        "decoder_lm.py:temperature_by_length",
+        "decoder_lm.py:padded_to_even",
+        "decoder_lm.py:positions_from_the_end",
+    ),
+)
 def prefix_decides(lm: Subject, case: Case, pick: int) -> None:
     """The logits of the first tokens alone are the first logits of all of them."""
     tokens = case["tokens"]
@@ -42,7 +65,19 @@ def prefix_decides(lm: Subject, case: Case, pick: int) -> None:
     expect_logits(lm, case, part, whole[:, :length])
 
 
-@law("decoder_lm", case=decoder_cases(), pick=PICKS, source="P89, P50")
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    pick=PICKS,
+    source="P89, P50",
+    kills=(
+        "decoder_lm.py:not_causal",
+        "decoder_lm.py:sees_one_ahead",
+        "decoder_lm.py:causal_in_blocks",
+        "decoder_lm.py:only_the_first_layer_is_causal",
+        "decoder_lm.py:norm_over_time",
+    ),
+)
 def future_has_no_influence(lm: Subject, case: Case, pick: int) -> None:
     """Tokens from some place on leave all logits before it as they are."""
     tokens, others = case["tokens"], turned_tokens(lm, case)
@@ -52,7 +87,18 @@ def future_has_no_influence(lm: Subject, case: Case, pick: int) -> None:
     expect_kept(lm, case, after[:, :place], before[:, :place])
 
 
-@law("decoder_lm", case=decoder_cases(), pick=PICKS, source="P89; the twin of future-has-no-influence")
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    pick=PICKS,
+    source="P89; the twin of future-has-no-influence",
+    kills=(
+        "decoder_lm.py:attention_left_out",
+        "decoder_lm.py:sees_itself_only",
+        "decoder_lm.py:previous_token_unseen",
+        "decoder_lm.py:first_token_unseen",
+    ),
+)
 def past_has_influence(lm: Subject, case: Case, pick: int) -> None:
     """Another token in one place changes the logits there and, unless the window ends there, right after it."""
     tokens = case["tokens"]
@@ -66,7 +112,19 @@ def past_has_influence(lm: Subject, case: Case, pick: int) -> None:
         expect(bool((moved > 0).all()), "no influence", said)
 
 
-@law("decoder_lm", case=decoder_cases(rows=2), cut=cuts(), source="P70, R76")
+@law(
+    "decoder_lm",
+    case=decoder_cases(rows=2),
+    cut=cuts(),
+    source="P70, R76",
+    kills=(
+        "decoder_lm.py:attention_over_the_batch",
+        "decoder_lm_steps.py:kept_rows_of_the_next_row",
+        "decoder_lm_cache.py:values_written_to_the_next_row",
+        "decoder_lm.py:mean_of_the_batch_left_out",
+        "decoder_lm.py:deviation_of_the_batch",
+    ),
+)
 def rows_do_not_interact(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     """Other tokens in the other rows of the batch leave a row's logits as they are, in the whole and in steps."""
     tokens, changed = case["tokens"], turned_tokens(lm, case)
@@ -80,7 +138,21 @@ def rows_do_not_interact(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
         expect_kept(lm, case, after[0], before[0])
 
 
-@law("decoder_lm", case=decoder_cases(), needs={"crop"}, pick=PICKS, source="P69")
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    needs={"crop"},
+    pick=PICKS,
+    source="P69",
+    kills=(
+        "decoder_lm_window.py:crop_to_what_was_evicted",
+        "decoder_lm_cache.py:crop_does_nothing",
+        "decoder_lm_cache.py:crop_keeps_positions",
+        "decoder_lm_cache.py:crop_one_too_short",
+        "decoder_lm_cache.py:crop_one_too_long",
+        "decoder_lm_cache.py:crop_counts_from_the_end",
+    ),
+)
 def crop_rolls_back(lm: Subject, case: Case, pick: int) -> None:
     """After other tokens were taken and cropped away, the rest has the logits that it has without them."""
     tokens, others = case["tokens"], turned_tokens(lm, case)
@@ -96,7 +168,21 @@ def crop_rolls_back(lm: Subject, case: Case, pick: int) -> None:
     expect_logits(lm, case, found, whole[:, -found.shape[1] :])
 
 
-@law("decoder_lm", case=decoder_cases(rows=2), needs={"reorder"}, pick=PICKS, source="P70")
+@law(
+    "decoder_lm",
+    case=decoder_cases(rows=2),
+    needs={"reorder"},
+    pick=PICKS,
+    source="P70",
+    kills=(
+        "decoder_lm_window.py:reorder_forgets_what_was_evicted",
+        "decoder_lm_cache.py:reorder_does_nothing",
+        "decoder_lm_cache.py:reorder_of_the_keys_only",
+        "decoder_lm_cache.py:reorder_of_the_values_only",
+        "decoder_lm_cache.py:reorder_of_the_first_layer_only",
+        "decoder_lm_cache.py:reorder_the_other_way",
+    ),
+)
 def reorder_moves_rows(lm: Subject, case: Case, pick: int) -> None:
     """After a reordering, rows repeated and left out, each row goes on as the row it was taken from would have."""
     tokens = case["tokens"]
@@ -109,7 +195,17 @@ def reorder_moves_rows(lm: Subject, case: Case, pick: int) -> None:
     expect_logits(lm, case, last, whole[:, length:], what=f"rows {rows.tolist()}:")
 
 
-@law("decoder_lm", case=decoder_cases(), cut=cuts(), source="corpus: reset and reuse")
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    cut=cuts(),
+    source="corpus: reset and reuse",
+    kills=(
+        "decoder_lm_cache.py:new_session_goes_on",
+        "decoder_lm_cache.py:new_session_keeps_the_length",
+        "decoder_lm_cache.py:new_session_keeps_the_position",
+    ),
+)
 def new_cache_is_empty(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     """A session that begins without a cache knows nothing of those before it."""
     tokens, others = case["tokens"], turned_tokens(lm, case)
@@ -119,7 +215,16 @@ def new_cache_is_empty(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     expect_logits(lm, case, np.concatenate(parts[len(lengths) :], axis=1), whole)
 
 
-@law("decoder_lm", case=decoder_cases(), needs={"several_sessions"}, source="corpus: caches shared by sessions")
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    needs={"several_sessions"},
+    source="corpus: caches shared by sessions",
+    kills=(
+        "decoder_lm_cache.py:buffers_shared_by_sessions",
+        "decoder_lm_cache.py:position_shared_by_sessions",
+    ),
+)
 def sessions_do_not_interact(lm: Subject, case: Case) -> None:
     """Two sessions that take turns have the logits that each has alone."""
     tokens, others = case["tokens"], turned_tokens(lm, case)
@@ -131,7 +236,17 @@ def sessions_do_not_interact(lm: Subject, case: Case) -> None:
     expect_logits(lm, case, np.concatenate([parts[1], parts[3]], axis=1), other)
 
 
-@law("decoder_lm", case=decoder_cases(rows=2, least=3, examples=8), rules=walks(), source="P66 to P71 together")
+@law(
+    "decoder_lm",
+    case=decoder_cases(rows=2, least=3, examples=8),
+    rules=walks(),
+    source="P66 to P71 together",
+    kills=(
+        "decoder_lm_window.py:kept_keys_turned_by_their_slot",
+        "decoder_lm_cache.py:reorder_undoes_the_crop",
+        "decoder_lm_cache.py:order_of_the_last_session_kept",
+    ),
+)
 def any_walk_equals_full(lm: Subject, case: Case, rules: Sequence[Go]) -> None:
     """After any steps, crops, reorderings and new sessions, a step has the logits of all that its cache has seen."""
     walk = Walk(lm, case["tokens"]).go(rules)
@@ -140,7 +255,16 @@ def any_walk_equals_full(lm: Subject, case: Case, rules: Sequence[Go]) -> None:
         expect_logits(lm, case, part, whole[:, -part.shape[1] :], what=f"step {number + 1} of the walk:")
 
 
-@law("decoder_lm", case=decoder_cases(least=3), needs={"persistent"}, source="P67")
+@law(
+    "decoder_lm",
+    case=decoder_cases(least=3),
+    needs={"persistent"},
+    source="P67",
+    kills=(
+        "decoder_lm_cache.py:one_object_said_to_be_persistent",
+        "decoder_lm_cache.py:one_buffer_said_to_be_persistent",
+    ),
+)
 def old_caches_stay_valid(lm: Subject, case: Case) -> None:
     """A cache that was passed on gives the same bits when it is passed again, and so does what came of it."""
     tokens, others = case["tokens"], turned_tokens(lm, case)
@@ -153,14 +277,34 @@ def old_caches_stay_valid(lm: Subject, case: Case) -> None:
     expect_kept(lm, case, again, first)
 
 
-@law("decoder_lm", case=decoder_cases(), cut=cuts(), kind="hygiene", source="R04", relative=False)
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    cut=cuts(),
+    kind="hygiene",
+    source="R04",
+    relative=False,
+    kills=("decoder_lm_steps.py:tokens_written_by_steps",),
+)
 def steps_leave_tokens_untouched(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     """No step changes a bit of the tokens that it is given."""
     changed = lm.walked(case, steps(case["tokens"], last_lengths(case, cut, lm)), watch=True).changed
     expect(not changed, "input changed", f"{listed(changed or '-')} changed during a step, wanted it untouched")
 
 
-@law("decoder_lm", case=decoder_cases(limited=True), needs={"max_length"}, source="corpus: static caches")
+@law(
+    "decoder_lm",
+    case=decoder_cases(limited=True),
+    needs={"max_length"},
+    source="corpus: static caches",
+    kills=(
+        "decoder_lm_cache.py:overflow_wraps",
+        "decoder_lm_cache.py:overflow_overwrites",
+        "decoder_lm_cache.py:overflow_drops",
+        "decoder_lm_cache.py:capacity_one_too_large",
+        "decoder_lm_cache.py:capacity_one_too_small",
+    ),
+)
 def past_the_capacity_is_refused(lm: Subject, case: Case) -> None:
     """A step past max_length raises an exception; one up to it does not."""
     tokens, limit = case["tokens"], limit_of(lm, case)

@@ -30,7 +30,20 @@ def expect_as_unpadded(lm: Subject, case: Case, padded: Padded) -> None:
         expect_logits(lm, case, together[number, row], whole[0], what=f"row {number} of the padded batch:")
 
 
-@law("decoder_lm", case=decoder_cases(least=4), pick=PICKS, needs=PADDING, source="P72, R44")
+@law(
+    "decoder_lm",
+    case=decoder_cases(least=4),
+    pick=PICKS,
+    needs=PADDING,
+    source="P72, R44",
+    kills=(
+        "decoder_lm_window.py:mask_of_the_first_rows",
+        "decoder_lm_padding.py:mask_ignored",
+        "decoder_lm_window.py:mask_dropped_after_eviction",
+        "decoder_lm_padding.py:mask_ignored_in_the_prompt",
+        "decoder_lm_padding.py:mask_ignored_after_the_prompt",
+    ),
+)
 def left_padding_changes_nothing(lm: Subject, case: Case, pick: int) -> None:
     """Behind padding, with mask and positions, a prompt and the tokens after it have the logits of the bare row."""
     expect_as_unpadded(lm, case, padded_left(case, pick, DECODED))
@@ -42,13 +55,29 @@ def left_padding_changes_nothing(lm: Subject, case: Case, pick: int) -> None:
     pick=PICKS,
     needs=PADDING | {"weights"},
     source="P72",
+    kills=(
+        "decoder_lm_padding.py:padding_taken_for_left",
+        "decoder_lm_padding.py:only_leading_padding_masked",
+    ),
 )
 def right_padding_changes_nothing(lm: Subject, case: Case, pick: int) -> None:
     """With padding between a prompt and the tokens after it, all have the logits of the bare row."""
     expect_as_unpadded(lm, case, padded_right(case, pick, DECODED))
 
 
-@law("decoder_lm", case=decoder_cases(least=4), pick=PICKS, needs=PADDING, source="R08")
+@law(
+    "decoder_lm",
+    case=decoder_cases(least=4),
+    pick=PICKS,
+    needs=PADDING,
+    source="R08",
+    kills=(
+        "decoder_lm_padding.py:mask_fill_minus_ten",
+        "decoder_lm_padding.py:masked_scores_are_zero",
+        "decoder_lm_padding.py:mask_after_softmax",
+        "decoder_lm_padding.py:first_masked_row_seen",
+    ),
+)
 def masked_tokens_have_no_influence(lm: Subject, case: Case, pick: int) -> None:
     """Other tokens in masked places leave the logits of all real tokens as they are."""
     padded = padded_left(case, pick, DECODED)
@@ -60,7 +89,19 @@ def masked_tokens_have_no_influence(lm: Subject, case: Case, pick: int) -> None:
         expect_kept(lm, case, after[number, row], before[number, row])
 
 
-@law("decoder_lm", case=decoder_cases(), needs=PADDING, source="the convention of step")
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    needs=PADDING,
+    source="the convention of step",
+    kills=(
+        "decoder_lm_padding.py:mask_switches_causal_off",
+        "decoder_lm_padding.py:real_length_by_argmin",
+        "decoder_lm_padding.py:positions_added_to_the_count",
+        "decoder_lm_padding.py:positions_counted_from_one_if_given",
+        "decoder_lm_padding.py:positions_reversed_in_a_chunk",
+    ),
+)
 def defaults_may_be_said(lm: Subject, case: Case) -> None:
     """A mask that hides nothing, and positions that count from 0, give what comes without them."""
     tokens = case["tokens"]
@@ -80,6 +121,14 @@ def defaults_may_be_said(lm: Subject, case: Case) -> None:
     pick=PICKS,
     needs={"step.positions", "weights"},
     source="P72, P42",
+    kills=(
+        "decoder_lm.py:rotary_turns_queries_only",
+        "decoder_lm_padding.py:positions_for_queries_only",
+        "decoder_lm.py:rotary_positions_clamped",
+        "decoder_lm_padding.py:positions_within_the_count",
+        "decoder_lm.py:rotary_angles_in_half",
+        "decoder_lm.py:sinusoids_under_any_scheme",
+    ),
 )
 def positions_shift_together(lm: Subject, case: Case, pick: int) -> None:
     """Where distances alone count, positions that all begin later by the same number change nothing."""
@@ -94,6 +143,10 @@ def positions_shift_together(lm: Subject, case: Case, pick: int) -> None:
     case=decoder_cases(schemes=("rotary", "sinusoidal"), windows=(None,), least=3),
     needs={"step.positions", "weights"},
     source="the twin of positions-shift-together",
+    kills=(
+        "decoder_lm.py:rotary_left_out",
+        "decoder_lm_padding.py:positions_from_the_mask_alone",
+    ),
 )
 def distances_have_influence(lm: Subject, case: Case) -> None:
     """Positions twice as far apart change the logits of the last token in every row."""
@@ -112,6 +165,14 @@ def distances_have_influence(lm: Subject, case: Case) -> None:
     case=decoder_cases(windows=((1, 0), (0, 0), (2, 0)), least=4),
     needs={"window", "weights"},
     source="P71",
+    kills=(
+        "decoder_lm_window.py:window_left_out",
+        "decoder_lm_window.py:window_only_in_steps",
+        "decoder_lm_window.py:window_one_wider",
+        "decoder_lm_window.py:window_in_the_first_layer_only",
+        "decoder_lm_window.py:window_in_every_second_layer",
+        "decoder_lm_window.py:window_in_the_first_head_only",
+    ),
 )
 def window_forgets(lm: Subject, case: Case) -> None:
     """Through L layers with a window of W tokens, one L (W - 1) places back or more has no influence."""
@@ -137,6 +198,10 @@ def window_forgets(lm: Subject, case: Case) -> None:
     case=decoder_cases(windows=((1, 0), (2, 0), (3, 0)), least=4),
     needs={"window"},
     source="P71; the twin of window-forgets",
+    kills=(
+        "decoder_lm_window.py:window_one_narrower",
+        "decoder_lm_window.py:window_halved",
+    ),
 )
 def window_reaches(lm: Subject, case: Case) -> None:
     """The first token of a window of W has influence on the last, in the whole and in the next step."""
@@ -155,7 +220,20 @@ def window_reaches(lm: Subject, case: Case) -> None:
         expect(bool((moved > 0).all()), "no influence", said)
 
 
-@law("decoder_lm", case=decoder_cases(), pick=PICKS, needs={"weights"}, source="R77")
+@law(
+    "decoder_lm",
+    case=decoder_cases(),
+    pick=PICKS,
+    needs={"weights"},
+    source="R77",
+    kills=(
+        "decoder_lm.py:token_zero_is_padding",
+        "decoder_lm.py:token_zero_embeds_zero",
+        "decoder_lm.py:token_zero_forbidden",
+        "decoder_lm.py:token_one_ends_a_document",
+        "decoder_lm.py:ids_wrap_one_early",
+    ),
+)
 def tokens_may_be_renamed(lm: Subject, case: Case, pick: int) -> None:
     """Tokens under other numbers, with their rows of the embedding and columns of the head, have the same logits."""
     order = case.random(pick).permutation(lm.vocabulary(case))
