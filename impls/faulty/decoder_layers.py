@@ -231,47 +231,77 @@ def _wide(x: NDArray) -> NDArray:
 
 # law that must accuse: {variant: (where it was seen, what is wrong)}
 _TABLE: dict[str, dict[str, tuple[str, str]]] = {
-    "equals-the-reference": {
-        "cross_before_self": ("mutation: order of the sublayers", "memory is attended before the tokens themselves"),
-        "feed_forward_before_cross": ("mutation: order of the sublayers", "cross-attention comes last"),
-        "cross_skipped": ("x-transformers#219", "memory is not attended at all"),
-        "cross_keys_of_x": ("mutation: attention(x, x, memory)", "keys are made of x, values of memory"),
-        "cross_values_of_x": ("mutation: attention(x, memory, x)", "values are made of x, keys of memory"),
-        "cross_queries_not_normed": ("mutation: x for norm2(x)", "pre-norm: cross-attention sees x itself"),
-        "cross_with_the_weights_of_self": ("mutation: one attention for both", "cross-attention by the other weights"),
-        "cross_rotated": ("x-transformers#311", "rotary acts in cross-attention, too"),
-        "cross_with_alibi": ("mutation: one bias for both", "ALiBi acts in cross-attention, too"),
-        "cross_causal": ("mutation: one mask for both", "token i sees memory up to row i"),
-        "cross_with_window": ("mutation: one window for both", "the window limits cross-attention, too"),
-        "memory_normed": ("mutation: norm of all inputs", "pre-norm: memory is normed"),
-        "keys_of_memory_normed": ("marian#699", "keys are made of normed memory"),
-        "memory_cut_to_the_queries": ("mutation: one length for both", "memory beyond the length of x is not seen"),
-        "memory_of_the_first_sample": ("mutation: the batch forgotten", "batch row 0's memory for all"),
-        "last_of_memory_dropped": ("mutation: an end that is exclusive", "nobody sees the last row of memory"),
-        "memory_mask_ignored": ("mutation: a mask not passed on", "memory_mask has no effect"),
-        "memory_mask_inverted": ("torch_brain#74", "True hides"),
-        "memory_mask_on_self": ("mutation: one mask for both", "memory_mask limits self-attention, too"),
-        "memory_mask_for_the_mask": ("mutation: masks exchanged", "self-attention goes by memory_mask"),
-        "mask_for_the_memory_mask": ("mutation: masks exchanged", "cross-attention goes by mask where it fits"),
-        "memory_mask_of_the_first_query": ("hyunwoongko/transformer#40", "every token has token 0's memory_mask"),
-        "memory_mask_of_the_first_head": ("mutation: a per-head mask read once", "every head has head 0's"),
-        "memory_mask_of_the_first_sample": ("line/lighthouse#77", "every sample has sample 0's memory_mask"),
-        "mask_ignored": ("mutation: a mask not passed on", "mask has no effect"),
-        "mask_inverted": ("torch_brain#74", "True hides"),
-        "not_causal": ("xformers#103", "later tokens are seen"),
-        "causal_strict": ("mutation: j < i for j <= i", "a token does not see itself"),
-        "causal_plus_one": ("mutation: the other off-by-one", "one later token is seen"),
-        "causal_dropped_with_mask": ("keras#23038", "a mask switches causal off"),
-        "causal_dropped_with_window": ("mutation: the window in place of the triangle", "a window switches causal off"),
-        "causal_dropped_with_memory_mask": ("transformers#30652", "a memory_mask switches causal off"),
+    "silent-sublayers-leave-the-norms": {
+        "residual_before_the_norm": ("NeMo#4350", "post-norm: residuals are taken before the norm"),
+        "residual_of_the_input": ("mutation: one residual variable", "every residual is the layer's input"),
+        "alpha_not_in_cross": ("mutation: two sums of three", "alpha is forgotten beside cross-attention"),
+    },
+    "silent-sublayers-leave-the-input": {
         "self_residual_missing": ("mutation: x = F(x)", "nothing goes past self-attention"),
         "cross_residual_missing": ("mutation: x = F(x)", "nothing goes past cross-attention"),
         "feed_forward_residual_missing": ("mutation: x = F(x)", "nothing goes past the feed-forward sublayer"),
-        "residual_before_the_norm": ("NeMo#4350", "post-norm: residuals are taken before the norm"),
-        "residual_of_the_input": ("mutation: one residual variable", "every residual is the layer's input"),
-        "first_norm_again": ("mlx#1636", "norm1 where norm2 belongs"),
+    },
+    "last-norm-scales-the-output": {
         "last_norms_swapped": ("mutation: norms of another order", "norm3 for cross-attention, norm2 at the end"),
-        "alpha_not_in_cross": ("mutation: two sums of three", "alpha is forgotten beside cross-attention"),
+    },
+    "a-shift-passes-through": {
+        "cross_queries_not_normed": ("mutation: x for norm2(x)", "pre-norm: cross-attention sees x itself"),
+    },
+    "every-weight-counts": {
+        "cross_skipped": ("x-transformers#219", "memory is not attended at all"),
+        "cross_with_the_weights_of_self": ("mutation: one attention for both", "cross-attention by the other weights"),
+        "first_norm_again": ("mlx#1636", "norm1 where norm2 belongs"),
+    },
+    "a-sublayer-alone-adds-its-result": {
+        "memory_normed": ("mutation: norm of all inputs", "pre-norm: memory is normed"),
+        "keys_of_memory_normed": ("marian#699", "keys are made of normed memory"),
+        "causal_strict": ("mutation: j < i for j <= i", "a token does not see itself"),
+    },
+    "last-sublayer-takes-both-signs": {
+        "feed_forward_before_cross": ("mutation: order of the sublayers", "cross-attention comes last"),
+    },
+    "future-has-no-influence": {
+        "not_causal": ("xformers#103", "later tokens are seen"),
+        "causal_plus_one": ("mutation: the other off-by-one", "one later token is seen"),
+        "causal_dropped_with_mask": ("keras#23038", "a mask switches causal off"),
+        "causal_dropped_with_memory_mask": ("transformers#30652", "a memory_mask switches causal off"),
+    },
+    "prefix-is-enough": {
+        "causal_dropped_with_window": ("mutation: the window in place of the triangle", "a window switches causal off"),
+    },
+    "hidden-tokens-have-no-influence": {
+        "memory_mask_for_the_mask": ("mutation: masks exchanged", "self-attention goes by memory_mask"),
+        "mask_ignored": ("mutation: a mask not passed on", "mask has no effect"),
+        "mask_inverted": ("torch_brain#74", "True hides"),
+    },
+    "hidden-memory-has-no-influence": {
+        "cross_before_self": ("mutation: order of the sublayers", "memory is attended before the tokens themselves"),
+        "memory_mask_ignored": ("mutation: a mask not passed on", "memory_mask has no effect"),
+        "memory_mask_inverted": ("torch_brain#74", "True hides"),
+        "memory_mask_of_the_first_query": ("hyunwoongko/transformer#40", "every token has token 0's memory_mask"),
+    },
+    "seen-memory-has-influence": {
+        "memory_mask_of_the_first_head": ("mutation: a per-head mask read once", "every head has head 0's"),
+    },
+    "order-of-memory-does-not-matter": {
+        "cross_rotated": ("x-transformers#311", "rotary acts in cross-attention, too"),
+        "cross_with_alibi": ("mutation: one bias for both", "ALiBi acts in cross-attention, too"),
+        "cross_with_window": ("mutation: one window for both", "the window limits cross-attention, too"),
+        "memory_cut_to_the_queries": ("mutation: one length for both", "memory beyond the length of x is not seen"),
+    },
+    "memory-twice-is-memory-once": {
+        "cross_causal": ("mutation: one mask for both", "token i sees memory up to row i"),
+        "last_of_memory_dropped": ("mutation: an end that is exclusive", "nobody sees the last row of memory"),
+    },
+    "padding-of-memory-changes-nothing": {
+        "cross_keys_of_x": ("mutation: attention(x, x, memory)", "keys are made of x, values of memory"),
+        "cross_values_of_x": ("mutation: attention(x, memory, x)", "values are made of x, keys of memory"),
+        "memory_mask_on_self": ("mutation: one mask for both", "memory_mask limits self-attention, too"),
+        "mask_for_the_memory_mask": ("mutation: masks exchanged", "cross-attention goes by mask where it fits"),
+    },
+    "batch-rows-are-independent": {
+        "memory_of_the_first_sample": ("mutation: the batch forgotten", "batch row 0's memory for all"),
+        "memory_mask_of_the_first_sample": ("line/lighthouse#77", "every sample has sample 0's memory_mask"),
     },
 }
 FAULTS = {

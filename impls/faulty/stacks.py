@@ -243,46 +243,82 @@ def _wide(x: NDArray) -> NDArray:
 _MAKE = {"encoder": _make_encoder, "decoder": _make_decoder}
 # law that must accuse: {variant: (where it was seen, what is wrong)}; the law names the operation
 _TABLE: dict[str, dict[str, tuple[str, str]]] = {
-    "encoder/equals-the-reference": {
-        "first_layer_for_all": ("mutation: [layer] * N", "every layer has the weights of the first"),
+    "encoder/layers-run-in-order": {
         "layers_reversed": ("mutation: a stack popped from its end", "the last layer comes first"),
-        "last_layer_skipped": ("mutation: range(N - 1)", "the last layer is left out"),
-        "first_layer_skipped": ("mutation: range(1, N)", "the first layer is left out"),
         "one_layer_too_many": ("mutation: range(N + 1)", "the last layer acts twice"),
-        "attention_of_the_first_layer": ("mutation: late binding in a loop", "one attention for all layers"),
-        "feed_forward_of_the_first_layer": ("mutation: a shared module", "one feed-forward sublayer for all layers"),
-        "norms_of_the_first_layer": ("mutation: norms made once", "the first layer's norms for all layers"),
-        "final_norm_missing": ("mutation: pre-norm as post-norm", "the final norm is left out"),
-        "final_norm_added": ("pytorch#50086", "a final norm where none is given"),
         "final_norm_first": ("mutation: norm of the embeddings", "the final norm acts on the input"),
         "final_norm_in_every_layer": ("mutation: the norm inside the loop", "the final norm acts after each layer"),
-        "final_norm_in_pre_norm_alone": ("mutation: a norm only for pre-norm", "post-norm drops its final norm"),
-        "final_norm_of_the_last_layer": ("mutation: a norm used again", "the last layer's norm2 is the final norm"),
-        "mask_in_the_first_layer_alone": ("mutation: the mask consumed", "later layers see what is hidden"),
         "window_in_the_first_layer_alone": ("mutation: one windowed layer", "later layers have no window"),
         "positions_in_the_first_layer_alone": ("mutation: positions at the input", "later layers have no positions"),
+    },
+    "encoder/every-weight-counts": {
+        "first_layer_for_all": ("mutation: [layer] * N", "every layer has the weights of the first"),
+        "last_layer_skipped": ("mutation: range(N - 1)", "the last layer is left out"),
+        "first_layer_skipped": ("mutation: range(1, N)", "the first layer is left out"),
+        "attention_of_the_first_layer": ("mutation: late binding in a loop", "one attention for all layers"),
+        "feed_forward_of_the_first_layer": ("mutation: a shared module", "one feed-forward sublayer for all layers"),
+    },
+    "encoder/last-norm-scales-the-output": {
+        "final_norm_missing": ("mutation: pre-norm as post-norm", "the final norm is left out"),
+        "final_norm_in_pre_norm_alone": ("mutation: a norm only for pre-norm", "post-norm drops its final norm"),
+        "final_norm_of_the_last_layer": ("mutation: a norm used again", "the last layer's norm2 is the final norm"),
+    },
+    "encoder/silent-sublayers-leave-the-norms": {
+        "norms_of_the_first_layer": ("mutation: norms made once", "the first layer's norms for all layers"),
         "alpha_in_the_first_layer_alone": ("mutation: a default in the loop", "later layers have alpha 1"),
-        "norm_in_the_first_layer_alone": ("snowfall#184", "later layers are post-norm"),
         "alpha_grows": ("mutation: alpha multiplied in the loop", "layer n has alpha to the power n"),
-        "alpha_of_the_depth": ("mutation: DeepNorm's own alpha", "(2 N)^¼ whatever is given"),
+    },
+    "encoder/silent-sublayers-leave-the-input": {
+        "final_norm_added": ("pytorch#50086", "a final norm where none is given"),
         "input_added_at_the_end": ("mutation: one residual more", "the stack's input is added to its output"),
+    },
+    "encoder/alpha-acts-in-post-norm-only": {
+        "norm_in_the_first_layer_alone": ("snowfall#184", "later layers are post-norm"),
+    },
+    "encoder/every-keyword-counts": {
+        "alpha_of_the_depth": ("mutation: DeepNorm's own alpha", "(2 N)^¼ whatever is given"),
+    },
+    "encoder/hidden-tokens-have-no-influence": {
+        "mask_in_the_first_layer_alone": ("mutation: the mask consumed", "later layers see what is hidden"),
+    },
+    "encoder/padding-changes-nothing": {
         "trailing_padding_cropped": ("pytorch#97111", "what is padding in every sample is cut off the result"),
+    },
+    "encoder/seen-tokens-have-influence": {
         "padded_rows_zeroed": ("mutation: padding filled with 0", "rows that nobody may see are 0 in the result"),
     },
-    "decoder/equals-the-reference": {
-        "decoder_first_layer_for_all": ("mutation: [layer] * N", "every layer has the weights of the first"),
+    "decoder/layers-run-in-order": {
         "decoder_layers_reversed": ("mutation: a stack popped from its end", "the last layer comes first"),
-        "decoder_final_norm_missing": ("mutation: pre-norm as post-norm", "the final norm is left out"),
-        "decoder_final_norm_added": ("pytorch#50086", "a final norm where none is given"),
-        "decoder_mask_in_the_first_layer_alone": ("mutation: the mask consumed", "later layers see what is hidden"),
-        "decoder_causal_in_the_first_layer_alone": ("mutation: one triangle", "later layers see later tokens"),
-        "decoder_memory_mask_in_the_first_layer_alone": ("mutation: the mask consumed", "hidden memory is seen later"),
-        "decoder_memory_in_the_first_layer_alone": ("mutation: memory consumed", "later layers skip cross-attention"),
-        "decoder_memory_replaced": ("mutation: a variable used twice", "layer n + 1 attends to what layer n gave"),
-        "decoder_memory_normed_by_the_final_norm": ("mutation: norm of both", "the final norm acts on memory"),
-        "decoder_cross_attention_of_the_first_layer": ("mutation: a shared module", "one cross-attention for all"),
-        "decoder_cross_keys_of_the_first_layer": ("mutation: keys of memory kept once", "the first layer's wk and wv"),
         "decoder_positions_in_the_first_layer_alone": ("mutation: positions at the input", "later layers have none"),
+    },
+    "decoder/every-weight-counts": {
+        "decoder_first_layer_for_all": ("mutation: [layer] * N", "every layer has the weights of the first"),
+        "decoder_cross_attention_of_the_first_layer": ("mutation: a shared module", "one cross-attention for all"),
+    },
+    "decoder/last-norm-scales-the-output": {
+        "decoder_final_norm_missing": ("mutation: pre-norm as post-norm", "the final norm is left out"),
+    },
+    "decoder/silent-sublayers-leave-the-input": {
+        "decoder_final_norm_added": ("pytorch#50086", "a final norm where none is given"),
+    },
+    "decoder/hidden-tokens-have-no-influence": {
+        "decoder_mask_in_the_first_layer_alone": ("mutation: the mask consumed", "later layers see what is hidden"),
+    },
+    "decoder/future-has-no-influence": {
+        "decoder_causal_in_the_first_layer_alone": ("mutation: one triangle", "later layers see later tokens"),
+    },
+    "decoder/hidden-memory-has-no-influence": {
+        "decoder_memory_mask_in_the_first_layer_alone": ("mutation: the mask consumed", "hidden memory is seen later"),
+    },
+    "decoder/every-layer-sees-the-memory": {
+        "decoder_memory_in_the_first_layer_alone": ("mutation: memory consumed", "later layers skip cross-attention"),
+        "decoder_cross_keys_of_the_first_layer": ("mutation: keys of memory kept once", "the first layer's wk and wv"),
+    },
+    "decoder/prefix-is-enough": {
+        "decoder_memory_replaced": ("mutation: a variable used twice", "layer n + 1 attends to what layer n gave"),
+    },
+    "decoder/equals-the-reference": {
+        "decoder_memory_normed_by_the_final_norm": ("mutation: norm of both", "the final norm acts on memory"),
         "decoder_window_in_the_first_layer_alone": ("mutation: one windowed layer", "later layers have no window"),
     },
 }
