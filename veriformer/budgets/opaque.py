@@ -15,7 +15,7 @@ from veriformer.budgets.bound import Array
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of the dtype that a model computes in."""
 
-UNITS = {"float64": 4096.0, "float32": 1024.0, "float16": 32.0, "bfloat16": 32.0}
+UNITS = {"float64": 4096.0, "float32": 1024.0, "float16": 32.0, "bfloat16": 24.0}
 """Unit roundoffs of the largest |logit| that are allowed whatever the noise.
 
 Between what correct models need and what mistakes make, which are far apart down to float32 and meet in bfloat16:
