@@ -27,7 +27,7 @@ from veriformer.subject import Subject
 
 @law(
     "decoder_lm",
-    case=decoder_cases(examples=12),
+    case=decoder_cases(examples=14),
     cut=cuts(),
     source="P66, P71, P73",
     kills=(
