@@ -277,13 +277,16 @@ def recipe(
         return None if case is None else case.with_layout(layout)
 
     def pinned(domain: Domain) -> list[Case]:
-        table, options, found = shapes(domain), words(domain), []
-        admitted = domain.admitted(layouts)
+        table, options, admitted = shapes(domain), words(domain), domain.admitted(layouts)
+        found: list[Case] = []
         for i in range(3 * examples if table and options else 0):
             shape = table[min(i * len(table) // (spread * examples), len(table) - 1)]
             picks = [families[(i + j) % len(families)] for j in range(3)]
-            found.append(made(domain, shape, options[i % len(options)], picks, i, admitted[i % len(admitted)]))
-        return [case for case in found if case is not None][:examples]
+            case = made(domain, shape, options[i % len(options)], picks, i, admitted[i % len(admitted)])
+            found += [] if case is None else [case]
+            if len(found) == examples:
+                break
+        return found
 
     def search(domain: Domain) -> st.SearchStrategy[Case]:
         table, options, admitted = shapes(domain), words(domain), domain.admitted(layouts)

@@ -94,6 +94,8 @@ def silent_sublayers_leave_the_norms(layer: Subject, case: Case) -> None:
 )
 def last_norm_scales_the_output(layer: Subject, case: Case) -> None:
     """Twice the weight and the bias of the norm that comes last give twice the result, bit for bit."""
+    if not last_norm(case) and layer.capabilities.post_norm:
+        case = case.with_keywords(norm="post")
     name = last_norm(case)
     if name:
         twice = {name + part: 2 * case[name + part] for part in ("weight", "bias") if case[name + part] is not None}
