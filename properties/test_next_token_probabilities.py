@@ -51,8 +51,8 @@ def minus_infinity_is_never_chosen(next_token: Subject, case: Case) -> None:
     """A logit of -inf has probability exactly 0, none is below 0, and none is NaN."""
     got = next_token(case)
     expect_between(got, 0.0, np.inf, 0.0)
-    absent = got[case["logits"] == -np.inf]
-    expect_same(absent, np.zeros(absent.shape))
+    absent = np.where(case["logits"] == -np.inf, got, 0.0)
+    expect_same(absent, np.zeros(got.shape), what="a token of -inf")
 
 
 @law(
@@ -108,7 +108,7 @@ def temperature_is_inverse_scale(next_token: Subject, case: Case, temperature: f
     cooled, plain = (case.with_keywords(temperature=t) for t in (temperature, 1.0))
     if next_token.capabilities.sampling_order == "temperature_last":
         seen = visible(next_token, cooled) & visible(next_token, plain)
-        expect_same((next_token(cooled) > 0)[seen], (next_token(plain) > 0)[seen])
+        expect_same((next_token(cooled) > 0)[seen], (next_token(plain) > 0)[seen], what="whether a token stays")
         return
     divided = plain.with_arrays(logits=case["logits"] / temperature)
     exact = (divided["logits"] * temperature == case["logits"]).all(-1)
@@ -130,7 +130,7 @@ def temperature_moves_nothing_that_top_k_leaves(next_token: Subject, case: Case,
     for each in (one, other):
         found = choices_of(next_token, each)
         judged &= visible(next_token, each) & (found.sure == found.possible)
-    expect_same((next_token(other) > 0)[judged], (next_token(one) > 0)[judged])
+    expect_same((next_token(other) > 0)[judged], (next_token(one) > 0)[judged], what="whether a token stays")
 
 
 @law(

@@ -230,9 +230,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "the-nucleus-is-the-smallest": {
         "nucleus_one_too_large": ("mutation: shifted twice", "one more token stays"),
         "ties_stay_beyond_p": ("flashinfer PR#3774", "what equals the last of the nucleus stays as well"),
-        "mass_in_half": ("Megatron-LM PR#7182, in float16", "the mass is summed in float16"),
     },
     "large-vocabularies-are-cut-at-the-mass": {
+        "mass_in_half": ("Megatron-LM PR#7182, in float16", "the mass is summed in float16"),
         "mass_in_bfloat16": ("Megatron-LM PR#7182", "the mass is summed in bfloat16 and stands still"),
     },
     "no-token-that-goes-is-likelier": {
