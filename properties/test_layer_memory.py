@@ -119,3 +119,22 @@ def padding_of_memory_changes_nothing(layer: Subject, case: Case, pick: int, mor
     shown = np.broadcast_to(mask, (*mask.shape[:3], keys))
     mask = np.concatenate([shown, np.zeros((*mask.shape[:3], more), bool)], 3)
     expect_equal(measure(layer, case.with_arrays(memory=memory, memory_mask=mask)), measure(layer, case))
+
+
+@law(
+    DECODERS,
+    case=layer_cases(hidden_memory=True),
+    pick=PICKS,
+    poison=choice("nan", "inf", "-inf"),
+    needs={"memory_mask", "nan_contained"},
+    source="P54, R48",
+    relative=False,
+    changes=("nan_contained", "leak"),
+    kills=("decoder_layers.py:memory_mask_ignored", "decoder_layers.py:memory_mask_of_the_first_query"),
+)
+def nan_of_memory_stays_hidden(layer: Subject, case: Case, pick: int, poison: str) -> None:
+    """NaN or infinity in a row of memory does not reach the tokens that do not see it."""
+    seen = memory_reach(case)
+    row = int(case.random(pick).choice(np.flatnonzero((~seen).any((0, 1)))))
+    memory = np.where((np.arange(seen.shape[2]) == row)[:, None], float(poison), case["memory"])
+    expect_unmoved(layer, case, case.with_arrays(memory=memory), ~seen[:, :, row])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from veriformer.case import Case
-from veriformer.expect import expect, expect_different, expect_same
+from veriformer.expect import expect, expect_different, expect_finite, expect_same
 from veriformer.law import law
 from veriformer.properties.attention_cases import PICKS
+from veriformer.properties.attention_family_cases import PLAIN
 from veriformer.properties.cotangents import differentiable
-from veriformer.properties.layer_build import reach
+from veriformer.properties.layer_build import reach, seen_tokens
 from veriformer.properties.layer_cases import LAYERED, layer_cases
 from veriformer.properties.layer_changes import nudged, silenced, telling, without_final_norm
 from veriformer.subject import Subject
@@ -167,3 +168,22 @@ def gradient_of_hidden_tokens_is_zero(layer: Subject, case: Case, pick: int) -> 
         hidden = np.ones(gradient.shape[:2], bool)
         hidden[b] = unseen[b, i]
         expect_same(gradient[hidden], np.zeros_like(gradient[hidden]), what="the gradient of hidden tokens is")
+
+
+@law(
+    ("encoder_layer", "decoder_layer"),
+    case=layer_cases(some_empty=True, mask=True, families=PLAIN),
+    pick=PICKS,
+    kind="gradient",
+    needs={"gradients", "mask", "causal_with_mask"},
+    source="P55, corpus item 6",
+    relative=False,
+    kills=("layers_gradient.py:empty_row_replaced",),
+)
+def gradient_ignores_unused_empty_rows(layer: Subject, case: Case, pick: int) -> None:
+    """Tokens of which some head sees nothing, and whose results nobody uses, leave the gradients finite."""
+    used = seen_tokens(case).any(-1).all(1)[..., None]
+    cotangent = np.where(used, case.random(pick).integers(-3, 4, case["x"].shape), 0.0)
+    for name, gradient in layer.gradients(case, differentiable(case), cotangent).items():
+        if gradient is not None:
+            expect_finite(gradient, what=f"the gradient of {name} is")

@@ -125,7 +125,7 @@ def _attention(x: Tensor, memory: Tensor, w: Params, heads: int, seen: Tensor | 
     k, v = (_linear(memory, w["w" + n], w.get("b" + n)).unflatten(-1, (groups, -1)).transpose(1, 2) for n in "kv")
     k, v = (a.repeat_interleave(heads // groups, dim=1) for a in (k, v))
     s = q @ k.mT * q.shape[-1] ** -0.5
-    p = _probabilities(s, seen)
+    p = _probabilities(s, seen, fault)
     p = p.detach() if fault == "scores_detached" else p
     mixed = p @ v
     if fault == "hidden_values_trained" and seen is not None:
@@ -133,10 +133,12 @@ def _attention(x: Tensor, memory: Tensor, w: Params, heads: int, seen: Tensor | 
     return _linear(mixed.transpose(1, 2).flatten(2), w["wo"], w.get("bo"))
 
 
-def _probabilities(s: Tensor, seen: Tensor | None) -> Tensor:
+def _probabilities(s: Tensor, seen: Tensor | None, fault: str) -> Tensor:
     """softmax over the keys that are seen, 0 where none is."""
     if seen is None:
         return torch.softmax(s, -1)
+    if fault == "empty_row_replaced":
+        return torch.softmax(s + torch.zeros_like(s).masked_fill(~seen, -torch.inf), -1).nan_to_num(0.0)
     hidden = s.masked_fill(~seen, -torch.inf)
     empty = ~seen.any(-1, keepdim=True)
     return torch.softmax(hidden.masked_fill(empty, 0.0), -1).masked_fill(~seen, 0.0)
@@ -169,6 +171,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "encoder_layer/gradient-of-hidden-tokens-is-zero": {
         "hidden_values_trained": ("mutation: backward without the mask", "values that are hidden get a gradient"),
         "tokens_pooled": ("mutation: a mean over time kept for nothing", "every token gets the sum of all gradients"),
+    },
+    "encoder_layer/gradient-ignores-unused-empty-rows": {
+        "empty_row_replaced": ("pytorch#41508", "NaN is replaced by 0 in the result; its gradient stays NaN"),
     },
     "encoder_layer/gradient-equals-the-reference": {
         "statistics_detached": ("mutation: mean and variance as constants", "layer_norm without its own gradient"),
