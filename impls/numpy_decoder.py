@@ -1,10 +1,9 @@
 """A decoder-only model with a cache, in plain NumPy, keeping keys and values in three ways.
 
-"decoder_growing" joins old and new rows anew in every step, so that old caches stay valid. "decoder_static" writes
-into buffers, of the capacity if there is one, else doubled when they are full. "decoder_rolling" forgets
+"decoder_growing" joins old and new rows anew in every step, so that old caches stay valid. "decoder_static"
+writes into buffers, of the capacity if there is one, else doubled when they are full. "decoder_rolling" forgets
 between steps what its window will never see again, and so has no crop. bfloat16 and float16 are computed in
-float32 and
-rounded at the end.
+float32 and rounded at the end.
 """
 
 from __future__ import annotations

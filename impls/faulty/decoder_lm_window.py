@@ -119,6 +119,11 @@ class _Model:
         keep = {
             "evicts_one_too_early": max(keep - 1, 0),
             "steps_see_one_more": min(keep + 1, count),
+            "window_one_wider": min(keep + 1, count),
+            "window_keeps_the_first_token": count,
+            "window_in_blocks": count,
+            "window_in_the_first_head_only": count,
+            "window_only_with_a_mask": count,
             "evicts_one_row_a_step": max(count - 1, keep) if not prompt else keep,
             "window_only_in_full": count,
             "window_left_out": count,
@@ -270,7 +275,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "window-forgets": {
         "window_left_out": ("mutation: a keyword that goes nowhere", "everything before a token is seen"),
         "window_only_in_steps": ("mutation: a window in one path", "the whole has no window"),
-        "window_one_wider": ("transformers#39408", "W + 1 tokens are seen"),
+        "window_one_wider": ("transformers#39408", "W + 1 tokens are seen, whole and in steps"),
         "window_in_the_first_layer_only": ("mutation: the mask not passed on", "later layers see everything"),
         "window_in_every_second_layer": ("mutation: a pattern of layers nobody asked for", "even layers see all"),
         "window_in_the_first_head_only": ("mutation: a mask of one head", "other heads see everything"),
