@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference_models import random_transformer
 from toys import attention_with, implementation, judged
 
 from veriformer import oracle
-from veriformer.case import Case
+from veriformer.case import Case, flattened
 from veriformer.catalogue import all_laws
 from veriformer.declarations import Capabilities
 from veriformer.dialect import reference_call
 from veriformer.expect import Broken
 from veriformer.impls import numpy_plain
 from veriformer.law import find_laws
-from veriformer.reduce import TRIES, as_clear, candidates, simplicity, smallest, surprises, with_kept
+from veriformer.reduce import STAGES, TRIES, as_clear, candidates, simplicity, smallest, surprises, with_kept
 
 ORACLE = "attention/equals-the-reference"
 MINIMAL: dict[str, dict[str, int]] = {
@@ -200,3 +201,54 @@ def test_one_index_of_an_axis_is_kept_everywhere(case: Case, label: str, wanted:
     assert wanted.items() <= sizes.items()
     result = reference_call(small.operation, Capabilities(), small.arrays, small.keywords)
     assert np.shape(result[0] if isinstance(result, tuple) else result) == oracle.shapes(small)[0]
+
+
+def two_layers() -> Case:
+    """An encoder-decoder with a layer more than it needs in each stack, biases, final norms and a head."""
+    params = random_transformer(layers=(2, 2), norm="pre") | {"head": {"w": some(8, 7), "b": some(7)}}
+    arrays = {"source": np.array([[1, 6, 2]]), "target": np.array([[5, 0]]), **flattened(params, "params")}
+    return Case("transformer", arrays, {"heads": 4})
+
+
+def gone(before: Case, after: Case) -> set[str]:
+    return set(before.arrays) - set(after.arrays)
+
+
+def test_tokens_stay_in_range_when_their_table_gets_smaller() -> None:
+    small = with_kept(with_kept(two_layers(), "Vs", np.array([2, 6])), "V", np.array([4, 5, 6]))
+    assert small["source"].tolist() == [[0, 1, 0]] and small["target"].tolist() == [[1, 0]]
+    assert small["params.head.w"].shape == (8, 3) and oracle.shapes(small) == ((1, 2, 3),)
+    ids = Case("embedding", {"ids": np.array([4, 1]), "table": some(5, 2)}, {"padding_index": 4})
+    small = with_kept(ids, "V", np.array([3, 4]))
+    assert small["ids"].tolist() == [1, 0] and small["padding_index"] == 1
+
+
+def test_parts_of_a_composite_go_as_a_whole() -> None:
+    case = two_layers()
+    removed = [gone(case, smaller) for (smaller,) in candidates((case,), STAGES[:1])]
+    layer = {name for name in case.arrays if name.startswith("params.decoder.layers.1.")}
+    assert layer in removed and {"params.head.w", "params.head.b"} in removed
+    assert {"params.encoder.norm.weight", "params.encoder.norm.bias"} in removed
+    assert {name for name in case.arrays if case[name].ndim == 1 and ".weight" not in name} in removed
+    single = case.with_arrays(**dict.fromkeys(layer))
+    first = {name for name in single.arrays if name.startswith("params.decoder.layers.0.")}
+    assert first not in [
+        gone(single, smaller) for (smaller,) in candidates((single,), STAGES[:1])
+    ]  # it is the only one
+
+
+def test_a_composite_of_many_weights_ends_small() -> None:
+    broken = Broken("value", "wrong", got=0.0, wanted=1.0)
+
+    def fails(case: Case) -> bool:
+        if case["heads"] == 0 or case["params.head.w"] is None:
+            return False
+        return bool((case["params.head.w"] == 1).any() and case["target"].shape[1] == 2)
+
+    (found,), _, tries = smallest((two_layers(),), broken, lambda a: broken if fails(a[0]) else None)
+    assert tries <= TRIES and found.numbers <= 32 and found["params.head.w"].tolist() == [[1]]
+
+
+def test_a_source_of_nothing_but_padding_is_not_brought_in() -> None:
+    case = two_layers().with_arrays(mask=np.array([[False, True, True]]))
+    assert surprises((case,)) == 0 and surprises((with_kept(case, "S", np.array([0])),)) == 1
