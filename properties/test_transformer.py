@@ -298,7 +298,7 @@ def target_token_moves_its_own_logits(transformer: Subject, case: Case, pick: in
 
 @law(
     "transformer",
-    case=transformer_cases(encoder_norm=False, least={"decoder": 2, "encoder": 2}, pre=True),
+    case=transformer_cases(encoder_norm=False, least={"decoder": 2, "encoder": 2}, pre=True, examples=4),
     pick=PICKS,
     needs=PRE | {"biases"},
     source="P90",
