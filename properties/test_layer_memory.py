@@ -8,13 +8,11 @@ from veriformer.case import Case
 from veriformer.expect import expect_different
 from veriformer.law import choice, law
 from veriformer.properties.attention_cases import PICKS
-from veriformer.properties.layer_build import memory_reach
+from veriformer.properties.layer_build import DECODERS, memory_reach
 from veriformer.properties.layer_cases import layer_cases
 from veriformer.properties.layer_changes import only, spoiled, telling
 from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.subject import Subject
-
-DECODERS = ("decoder_layer", "decoder")
 
 
 @law(

@@ -10,13 +10,11 @@ from veriformer.law import choice, law
 from veriformer.oracle import empty_row_rule
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.attention_family_cases import PLAIN
-from veriformer.properties.layer_build import reach, seen_tokens
+from veriformer.properties.layer_build import DECODERS, reach, seen_tokens
 from veriformer.properties.layer_cases import LAYERED, layer_cases
 from veriformer.properties.layer_changes import only, padded, spoiled, telling
 from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.subject import Subject
-
-DECODERS = ("decoder_layer", "decoder")
 
 
 @law(

@@ -6,12 +6,12 @@ from veriformer.case import Case
 from veriformer.law import law
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.attention_family_cases import PLAIN
+from veriformer.properties.layer_build import STACKS
 from veriformer.properties.layer_cases import layer_cases
 from veriformer.properties.layer_changes import coarse, last_norm, layers_of, silenced, with_layers
 from veriformer.properties.measured import expect_equal, measure
 from veriformer.subject import Subject
 
-STACKS = ("encoder", "decoder")
 PRE = {"norm", "pre_norm"}
 
 
