@@ -9,7 +9,7 @@ import numpy as np
 
 from veriformer.case import Case
 from veriformer.expect import Refused, expect, listed
-from veriformer.law import law
+from veriformer.law import SINGLE, law
 from veriformer.moves import crop, full, reorder, step, steps
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.model_cases import Go, cuts, decoder_cases, walks
@@ -91,6 +91,7 @@ def future_has_no_influence(lm: Subject, case: Case, pick: int) -> None:
     "decoder_lm",
     case=decoder_cases(),
     pick=PICKS,
+    needs={SINGLE},
     source="P89; the twin of future-has-no-influence",
     kills=(
         "decoder_lm.py:attention_left_out",

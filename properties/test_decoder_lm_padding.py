@@ -6,7 +6,7 @@ import numpy as np
 
 from veriformer.case import Case
 from veriformer.expect import expect
-from veriformer.law import law
+from veriformer.law import SINGLE, law
 from veriformer.moves import full, step
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.model_cases import decoder_cases
@@ -141,7 +141,7 @@ def positions_shift_together(lm: Subject, case: Case, pick: int) -> None:
 @law(
     "decoder_lm",
     case=decoder_cases(schemes=("rotary", "sinusoidal"), windows=(None,), least=3),
-    needs={"step.positions", "weights"},
+    needs={"step.positions", "weights", SINGLE},
     source="the twin of positions-shift-together",
     kills=(
         "decoder_lm.py:rotary_left_out",
@@ -196,7 +196,7 @@ def window_forgets(lm: Subject, case: Case) -> None:
 @law(
     "decoder_lm",
     case=decoder_cases(windows=((1, 0), (2, 0), (3, 0)), least=4),
-    needs={"window"},
+    needs={"window", SINGLE},
     source="P71; the twin of window-forgets",
     kills=(
         "decoder_lm_window.py:window_one_narrower",

@@ -6,7 +6,7 @@ import numpy as np
 
 from veriformer.case import Case
 from veriformer.expect import expect
-from veriformer.law import law
+from veriformer.law import SINGLE, law
 from veriformer.moves import Move, crop, reorder, step, steps
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.encoder_decoder_cases import encoder_decoder_cases
@@ -176,6 +176,7 @@ def masked_source_has_no_influence(model: Subject, case: Case, cut: tuple[int, .
     "encoder_decoder",
     case=encoder_decoder_cases(examples=8),
     pick=PICKS,
+    needs={SINGLE},
     source="P89; the twin of masked-source-…",
     kills=faults("cross_attention_left_out", "memory_seen_by_the_first_token_only", "first_source_token_unseen"),
 )
@@ -192,6 +193,7 @@ def source_has_influence(model: Subject, case: Case, pick: int) -> None:
 @law(
     "encoder_decoder",
     case=encoder_decoder_cases(least=1),
+    needs={SINGLE},
     source="P89, item 24 of the corpus",
     kills=faults("source_cut_by_one", "everything_causal", "cross_attention_causal")
     + step_faults("memory_cut_to_the_target"),
@@ -227,6 +229,7 @@ def future_has_no_influence(model: Subject, case: Case, pick: int) -> None:
     "encoder_decoder",
     case=encoder_decoder_cases(),
     pick=PICKS,
+    needs={SINGLE},
     source="P89; the twin of future-has-no-influence",
     kills=faults("target_sees_itself_only", "first_target_token_unseen"),
 )

@@ -20,7 +20,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from veriformer.calling import CallPlan, UsageError
-from veriformer.declarations import Capabilities
+from veriformer.declarations import DTYPES, Capabilities
 from veriformer.models import ModelFacts
 from veriformer.operations import OPERATIONS
 
@@ -30,6 +30,8 @@ JUDGED_BESIDE_REFERENCE = ("metamorphic", "gradient", "oracle", "precision")
 """Kinds that the reference must keep on a case before anyone is accused with it."""
 
 
+SINGLE = "float32 or float64"
+"""What laws need that want a change to be seen: 16 bits may round it away."""
 FILLED = 512
 """A cache that holds more tokens than this is not filled up to see whether it refuses the next one."""
 
@@ -61,7 +63,7 @@ class Domain:
         return tuple(layout for layout in layouts if layout in ("contiguous", "offset"))
 
     def provides(self, word: str) -> bool:
-        """Whether a keyword, an option, an extra, "gradients" or "torch" (on the judging side) is there.
+        """Whether a keyword, option, extra, "gradients" or "torch" (on the judging side) is there, or the dtype is this.
 
         Of a model: also a method ("crop"), what one takes ("step.mask"), "weights", if it is made of given
         ones, and "persistent", if its caches are.
@@ -71,6 +73,8 @@ class Domain:
             return known
         if word in table.options or word in table.keywords:
             return word in self.accepts
+        if word in DTYPES:
+            return word == self.dtype
         if word == "gradients":
             return self.capabilities.gradients and (self.framework == "torch" or self.vjp)
         if word == "torch":

@@ -17,7 +17,7 @@ from veriformer.case import PRINTED, show_array
 from veriformer.catalogue import LEVEL, tentative
 from veriformer.checking import RED, Report
 from veriformer.declarations import DTYPES
-from veriformer.law import Law
+from veriformer.law import SINGLE, Law
 from veriformer.moves import said
 from veriformer.operations import OPERATIONS
 from veriformer.report.record import environment
@@ -191,7 +191,8 @@ def not_provided(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.verdict == "not_provided":
             for word in row.reason.removeprefix("needs ").split(", "):
-                words.setdefault(word)
+                if word != SINGLE:  # the law was run in another dtype
+                    words.setdefault(word)
     order = [*OPERATIONS[rows[0].law.operation].options, *OPERATIONS[rows[0].law.operation].keywords] if rows else []
     return sorted(words, key=lambda word: (order.index(word) if word in order else len(order), word))
 
