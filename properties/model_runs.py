@@ -15,6 +15,9 @@ from veriformer.operations import PARAMS
 from veriformer.properties.model_cases import Go, lengths_of
 from veriformer.subject import Subject
 
+DEEP = 4.0
+"""Noise of a deep model may be so many times what any model is allowed; what is more is no rounding."""
+
 
 def noises_of(model: Subject, case: Case) -> list[float]:
     """How far logits lie apart that are equal by law and use no cache.
@@ -34,7 +37,7 @@ def noises_of(model: Subject, case: Case) -> list[float]:
 
 
 def allowance(model: Subject, case: Case, wanted: np.ndarray, noises: Sequence[float] = ()) -> np.ndarray:
-    """How far logits may lie from the wanted ones. A noise that is itself beyond that is a mistake, and gives no room.
+    """How far logits may lie from the wanted ones. A noise far beyond that is a mistake, and gives no room.
 
     A model with weights of its own is not known to compute in float64 throughout, unless that is declared.
     """
@@ -42,7 +45,7 @@ def allowance(model: Subject, case: Case, wanted: np.ndarray, noises: Sequence[f
     own = case.dtype if model.domain.provides("weights") else None
     coarsest = own if declared == "storage" else max(declared, case.dtype, key=lambda name: UNIT[name])
     plain = opaque_allowance(wanted, case.dtype, coarsest=coarsest)
-    room = [noise for noise in noises if noise <= plain.max(initial=0.0)]
+    room = [noise for noise in noises if noise <= DEEP * plain.max(initial=0.0)]
     return opaque_allowance(wanted, case.dtype, max(room, default=0.0), coarsest=coarsest)
 
 

@@ -63,7 +63,7 @@ class Domain:
         return tuple(layout for layout in layouts if layout in ("contiguous", "offset"))
 
     def provides(self, word: str) -> bool:
-        """Whether a keyword, option, extra, "gradients" or "torch" (on the judging side) is there, or the dtype is this.
+        """Whether a keyword, option, extra, "gradients" or "torch" (where one judges) is there, or this is the dtype.
 
         Of a model: also a method ("crop"), what one takes ("step.mask"), "weights", if it is made of given
         ones, and "persistent", if its caches are.
