@@ -246,6 +246,18 @@ def _literal(parts: Sequence[str], norms: Sequence[str], prefix: str = "params."
 
 _ONE_TOKEN = {"x": [[[1.0, 0.0]]], "heads": 2, "mask": [[[[False]]]]}
 _EVEN = "H == 2 or H == 4 or H == 6 or H == 8"
+_LAYER = _literal(["attention"], _NORMS[:2], "params.layers.0.")
+_PADDED = {"x": [[[1.0, 0.0], [0.0, 3.0]]], "heads": 2, "mask": [[[[True, False]]]], **_LAYER}
+# padding in front of one sample keeps the other one, padded behind, out of nested tensors
+_PADDED_SAMPLES = {**_PADDED, "x": _PADDED["x"] * 2, "mask": [[[[False, True]]], [[[True, False]]]]}
+_OF_PADDED_TOKENS = (
+    "equals-the-reference",
+    "silent-sublayers-leave-the-norms",
+    "seen-tokens-have-influence",
+    "permutation-equivariance",
+    "padding-changes-nothing",
+    "batch-rows-are-independent",
+)
 EXPECTED = [
     Expected(
         "encoder_layer/empty-row-is-as-declared",
@@ -265,17 +277,15 @@ EXPECTED = [
         variants=("transformer_fast",),
         kind="not finite",
     ),
-    Expected(
-        "encoder/equals-the-reference",
-        reason="what left the nested tensors as padding is 0, where the other paths calculate it as any token",
-        link="https://github.com/pytorch/pytorch/issues/86120",
-        case={
-            "x": [[[1.0, 0.0], [0.0, 3.0]]],
-            "heads": 2,
-            "mask": [[[[True, False]]]],
-            **_literal(["attention"], _NORMS[:2], "params.layers.0."),
-        },
-        where="mask and norm == 'post'",
-        variants=("transformer_nested",),
+    *(
+        Expected(
+            f"encoder/{law}",
+            reason="what left the nested tensors as padding is 0, where the other paths calculate it as any token",
+            link="https://github.com/pytorch/pytorch/issues/86120",
+            case=_PADDED_SAMPLES if law == "batch-rows-are-independent" else _PADDED,
+            where="mask and norm == 'post'",
+            variants=("transformer_nested",),
+        )
+        for law in _OF_PADDED_TOKENS
     ),
 ]
