@@ -153,7 +153,6 @@ def every_logit_sees_every_real_source_token(transformer: Subject, case: Case, p
         "memory_for_the_first_layer_alone",
         "positions_skip_padding",
         "source_without_positions",
-        "scale_of_the_target_alone",
         "alpha_in_pre_norm_too",
     ),
 )
@@ -258,7 +257,7 @@ def future_has_no_influence(transformer: Subject, case: Case, pick: int) -> None
 
 @law(
     "transformer",
-    case=transformer_cases(positions=("sinusoidal", None, "rotary")),
+    case=transformer_cases(positions=("sinusoidal", "sinusoidal", None, "rotary")),
     needs=PRE,
     source="P52, P89",
     kills=faults(

@@ -24,8 +24,8 @@ PRE = {"norm", "pre_norm"}
 
 
 def faults(*names: str) -> tuple[str, ...]:
-    """Variants of impls/faulty/transformer.py."""
-    return tuple(f"transformer.py:{name}" for name in names)
+    """Variants of impls/faulty/transformer_tokens.py."""
+    return tuple(f"transformer_tokens.py:{name}" for name in names)
 
 
 @law(
@@ -86,7 +86,7 @@ def target_tokens_are_only_names(transformer: Subject, case: Case, pick: int) ->
     source="R41, B090",
     relative=False,
     changes=("leak",),
-    kills=faults("source_from_the_target_table", "encoder_mask_ignored"),
+    kills=("transformer.py:encoder_mask_ignored", *faults("source_from_the_target_table")),
 )
 def unnamed_rows_have_no_influence(transformer: Subject, case: Case, pick: int) -> None:
     """Rows of either table that none of its own real tokens names change nothing, where the head is another one."""

@@ -27,7 +27,7 @@ SIZES = (
 """Lengths of the axes AXES, and how many layers there are, small to large."""
 
 FLAGS = {
-    "mask": 0.6, "scaled": 0.4, "tied": 0.4, "pre": 0.5, "alpha": 0.4, "bare": 0.2, "rms": 0.15, "encoder_norm": 0.5,
+    "mask": 0.7, "scaled": 0.4, "tied": 0.4, "pre": 0.5, "alpha": 0.4, "bare": 0.2, "rms": 0.15, "encoder_norm": 0.5,
     "decoder_norm": 0.5,
 }  # fmt: skip
 """What a case may have -> how often it has it, where a law does not say."""

@@ -1,8 +1,8 @@
 """Wrong encoder-decoders: one correct implementation with one switch for each mistake.
 
 The variant "correct" has every switch off. Each other variant differs from it by the mistake that its Fault
-names and by nothing else; a mistake that needs a situation (as wide as long, a vocabulary as large as the other,
-two layers) is right outside it.
+names and by nothing else; a mistake that needs a situation (as many source as target tokens, two layers) is right
+outside it. What is wrong at the ends of the model stands in `transformer_tokens`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _make(fault: str) -> Callable[..., NDArray]:
             raise ValueError(f"norm={norm!r}, positions={positions!r}: wanted post or pre, sinusoidal, rotary, alibi")
         first, second = _alphas(alpha, fault)
         how = _How(heads, norm, first, positions, fault)
-        mask = _source_mask(mask, source, fault)
+        mask = _source_mask(mask, fault)
         if fault == "target_shifted_again":
             target = np.concatenate([target[:, :1], target[:, :-1]], 1)
         memories = _encoded(source, mask, w, replace(how, mask=mask))
         y = _decoded(target, source, memories, mask, w, replace(how, alpha=second))
-        return _logits(y, w, fault).astype(dtype)
+        return _logits(y, w).astype(dtype)
 
     transformer.__qualname__ = f"transformer[{fault}]"
     return transformer
@@ -65,12 +65,8 @@ def _alphas(alpha: Any, fault: str) -> tuple[float, float]:
     return first, second
 
 
-def _source_mask(mask: NDArray | None, source: NDArray, fault: str) -> NDArray | None:
+def _source_mask(mask: NDArray | None, fault: str) -> NDArray | None:
     """Which source tokens are real, [B,S]."""
-    if fault == "zero_is_padding":
-        real = source != 0
-        real[~real.any(1)] = True
-        mask = real if mask is None else mask & real
     if mask is None:
         return None
     if fault == "mask_inverted":
@@ -82,10 +78,7 @@ def _source_mask(mask: NDArray | None, source: NDArray, fault: str) -> NDArray |
 
 def _encoded(source: NDArray, mask: NDArray | None, w: Params, how: _How) -> list[NDArray]:
     """The output of every encoder layer, the last one after the final norm; before them the input."""
-    fault, name = how.fault, "source_embedding"
-    if fault == "source_from_the_target_table" and source.max() < len(w["target_embedding"]):
-        name = "target_embedding"
-    x = _embedded(source, w, name, how, mask)
+    fault, x = how.fault, _embedded(source, w, "source_embedding", how, mask)
     seen = None if mask is None else mask[:, None, None, :]
     if fault == "encoder_mask_ignored":
         seen = None
@@ -238,8 +231,6 @@ def _normed(x: NDArray, w: Params) -> NDArray:
 def _final(x: NDArray, w: Params, stack: str, how: _How) -> NDArray:
     """The final norm of a stack, where there is one."""
     if "norm" not in w:
-        if how.fault == "final_norm_never_absent":
-            return _normed(x, {"weight": np.ones_like(x[0, 0]), "bias": np.zeros_like(x[0, 0])})
         return x
     if how.fault == f"{stack}_norm_missing":
         return x
@@ -249,71 +240,23 @@ def _final(x: NDArray, w: Params, stack: str, how: _How) -> NDArray:
 
 def _embedded(ids: NDArray, w: Params, name: str, how: _How, mask: NDArray | None) -> NDArray:
     """[B,T] -> [B,T,d]: rows of the table, times the scale, plus sinusoids."""
-    fault, scale = how.fault, w.get("embedding_scale", 1.0)
-    scale = {
-        "scale_forgotten": 1.0,
-        "scale_of_the_source_alone": scale if name == "source_embedding" else 1.0,
-        "scale_of_the_target_alone": scale if name == "target_embedding" else 1.0,
-        "scale_twice": scale * scale,
-        "scale_of_the_width_always": w[name].shape[1] ** 0.5,
-    }.get(fault, scale)
-    x = w[name][ids] * scale
-    if fault == "target_row_zero_is_padding" and name == "target_embedding":
-        x = x * (ids != 0)[..., None]
-    if how.positions != "sinusoidal" and fault != "sinusoids_always" or fault == f"{name[:6]}_without_positions":
-        return x.astype(w[name].dtype)
-    signal = _sinusoids(ids, x.shape[2], fault, mask).astype(x.dtype)
-    return x + signal * (scale if fault == "scale_of_the_sinusoids_too" else 1)
-
-
-def _sinusoids(ids: NDArray, width: int, fault: str, mask: NDArray | None) -> NDArray:
-    """What is added at each token, [B,T,d]."""
+    x = w[name][ids] * w.get("embedding_scale", 1.0)
+    if how.positions != "sinusoidal" and how.fault != "sinusoids_always":
+        return x
+    if how.fault == "source_without_positions" and name == "source_embedding":
+        return x
     position = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-    if fault == "positions_from_one":
-        position = position + 1
-    if fault == "positions_skip_padding" and mask is not None:
+    if how.fault == "positions_skip_padding" and mask is not None:
         position = np.maximum(np.cumsum(mask, 1) - 1, 0)
-    channel = np.arange(width)
-    pair, cosine = channel // 2, channel % 2 == 1
-    exponent = 2 * pair / width
-    if fault == "sines_then_cosines":
-        pair, cosine = channel % (-(-width // 2)), channel >= -(-width // 2)
-        exponent = 2 * pair / width
-    if fault == "wavelengths_squared":
-        exponent = 4 * pair / width
-    if fault == "exponent_floored":
-        exponent = 2 * pair // width
-    if fault == "divisor_without_the_first_pair" and width > 3:
-        exponent = pair / (width // 2 - 1)
-    if fault == "odd_width_ends_in_a_cosine" and width % 2:
-        cosine = cosine | (channel == width - 1)
-    angle = position[..., None] * 10000.0**-exponent
-    return np.where(cosine, np.cos(angle), np.sin(angle))
+    channel = np.arange(x.shape[2])
+    angle = position[..., None] * 10000.0 ** (-(channel - channel % 2) / x.shape[2])
+    return x + np.where(channel % 2 == 1, np.cos(angle), np.sin(angle)).astype(x.dtype)
 
 
-def _logits(y: NDArray, w: Params, fault: str) -> NDArray:
+def _logits(y: NDArray, w: Params) -> NDArray:
     """The head, or without one the target's table transposed."""
-    table = w["target_embedding"]
-    if "head" in w and fault != "head_ignored":
-        found = y @ w["head"]["w"]
-        found = found if fault == "head_bias_forgotten" else found + w["head"].get("b", 0)
-    else:
-        found = y @ _tied(w, table, fault).T
-    if fault == "log_probabilities_for_logits":
-        top = found.max(-1, keepdims=True)
-        return found - top - np.log(np.exp(found - top).sum(-1, keepdims=True))
-    if fault == "first_logit_is_minus_infinity":
-        found = np.where(np.arange(found.shape[-1]) == 0, -np.inf, found)
-    return found / y.shape[-1] ** 0.5 if fault == "logits_over_the_root_of_the_width" else found
-
-
-def _tied(w: Params, table: NDArray, fault: str) -> NDArray:
-    """The table whose transpose is the head."""
-    if fault == "tied_head_not_transposed" and table.shape[0] == table.shape[1]:
-        return table.T
-    if fault == "tied_head_of_the_source" and w["source_embedding"].shape == table.shape:
-        return w["source_embedding"]
-    return table * w.get("embedding_scale", 1.0) if fault == "scale_of_the_tied_head_too" else table
+    head = w.get("head", {"w": w["target_embedding"].T})
+    return y @ head["w"] + head.get("b", 0)
 
 
 def _widened(params: Any) -> Any:
@@ -390,45 +333,6 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "alpha_of_the_encoder_for_both": ("mutation: alpha[0]", "the decoder has the encoder's alpha"),
         "alpha_pair_swapped": ("mutation: (decoder, encoder)", "each stack has the other's alpha"),
         "one_alpha_for_the_encoder_alone": ("mutation: a number read once", "a number is not the decoder's"),
-    },
-    "silent-layers-leave-the-embedded-target": {
-        "target_without_positions": ("mutation: positions for the encoder alone", "the target has no sinusoids"),
-        "positions_from_one": ("fairseq", "sinusoids begin at position 1"),
-        "sines_then_cosines": ("allennlp#2993", "sines and cosines in halves"),
-        "wavelengths_squared": ("PapersReimplementations#9", "the exponent is doubled"),
-        "exponent_floored": ("LoFTR#41", "the exponent is a whole number"),
-        "divisor_without_the_first_pair": ("tensor2tensor", "the exponent is i / (width / 2 - 1)"),
-        "odd_width_ends_in_a_cosine": ("pyaptamer#527", "the last channel of an odd width is a cosine"),
-        "scale_of_the_width_always": ("transformers#29402", "embeddings times the root of the width, unasked"),
-        "final_norm_never_absent": ("pytorch#50086", "a norm of ones behind stacks that have none"),
-        "logits_over_the_root_of_the_width": ("T5", "logits divided by the root of the width"),
-    },
-    "source-tokens-are-only-names": {
-        "zero_is_padding": ("mutation: padding by number", "token 0 is hidden, whatever the mask says"),
-    },
-    "target-tokens-are-only-names": {
-        "target_row_zero_is_padding": ("fairseq#4076", "target token 0 has no embedding"),
-        "first_logit_is_minus_infinity": ("mutation: padding is never generated", "token 0 cannot follow"),
-    },
-    "unnamed-rows-have-no-influence": {
-        "source_from_the_target_table": ("transformers#48154", "source tokens pick rows of the target's table"),
-    },
-    "embedding-scale-multiplies-both-tables": {
-        "scale_forgotten": ("mutation: scale not passed on", "embedding_scale has no effect"),
-        "scale_of_the_source_alone": ("mutation: one embedding scaled", "the target is not scaled"),
-        "scale_of_the_target_alone": ("mutation: one embedding scaled", "the source is not scaled"),
-        "scale_twice": ("mutation: scaled table, scaled again", "the square of the scale"),
-        "scale_of_the_sinusoids_too": ("mutation: (x + positions) scale", "sinusoids are scaled as well"),
-    },
-    "tied-head-is-the-transposed-table": {
-        "tied_head_not_transposed": ("mutation: [out, in] read as [in, out]", "a square tied head is not transposed"),
-        "tied_head_of_the_source": ("transformers#43681", "the source's table, if it fits, is the head"),
-        "scale_of_the_tied_head_too": ("transformers#43681", "the tied head is scaled"),
-    },
-    "head-is-applied-last": {
-        "head_bias_forgotten": ("mutation: a head without bias", "head.b is lost"),
-        "log_probabilities_for_logits": ("mutation: log_softmax left on", "log-probabilities are returned"),
-        "head_ignored": ("mutation: tied whatever is given", "the table is the head although there is one"),
     },
     "equals-the-reference": {
         "rotary_forgotten": ("mutation: positions not passed to layers", "positions=rotary has no effect"),
