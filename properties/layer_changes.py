@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from veriformer.reference.layers import normed
 
 BRANCHES = ("attention", "cross_attention", "feed_forward")
 """The sublayers; encoder layers have no cross-attention."""
+TRIES = 4
+"""So often, more strongly each time, something is changed before it has no influence: 16 bits show little."""
 _LAST = {"attention": ("wo", "bo"), "cross_attention": ("wo", "bo"), "feed_forward": ("w2", "b2")}
 
 
@@ -100,9 +102,24 @@ def drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.nda
     return values if name in ("x", "memory") else values * shape[0] ** -0.5 if len(shape) == 2 else values / 4
 
 
-def nudged(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Other numbers, off by about 1/2 each."""
-    return array + 0.5 * rng.choice([-1.0, 1.0], array.shape) * rng.uniform(0.5, 1.5, array.shape)
+def nudged(array: np.ndarray, rng: np.random.Generator, size: float) -> np.ndarray:
+    """Other numbers, off by about size each."""
+    return array + size * rng.choice([-1.0, 1.0], array.shape) * rng.uniform(0.5, 1.5, array.shape)
+
+
+def moves(
+    layer: Callable[[Case], np.ndarray], case: Case, name: str, row: int, pick: int, tokens: np.ndarray
+) -> np.ndarray:
+    """How far the results at tokens[B,T] move at most where one row of x or memory is turned round and grows."""
+    moved = np.zeros(int(tokens.sum()))
+    for attempt in range(TRIES):
+        drawn = telling(case, pick + 16 * attempt, level=True)
+        rows = drawn[name].copy()
+        rows[:, row] *= -(2.0 ** (attempt + 1))
+        moved = np.maximum(moved, np.abs(layer(drawn.with_arrays(**{name: rows})) - layer(drawn)).max(-1)[tokens])
+        if moved.all():
+            break
+    return moved
 
 
 def spoiled(case: Case, name: str, rows: np.ndarray, pick: int) -> Case:

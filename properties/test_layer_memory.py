@@ -10,7 +10,7 @@ from veriformer.law import choice, law
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.layer_build import DECODERS, memory_reach
 from veriformer.properties.layer_cases import layer_cases
-from veriformer.properties.layer_changes import only, spoiled, telling
+from veriformer.properties.layer_changes import moves, only, spoiled
 from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.subject import Subject
 
@@ -54,11 +54,10 @@ def hidden_memory_has_no_influence(layer: Subject, case: Case, pick: int) -> Non
 )
 def seen_memory_has_influence(layer: Subject, case: Case, pick: int) -> None:
     """Every row of memory that its mask shows to a token moves it, also the last one the first, whatever the window."""
-    case, seen = telling(case, pick, level=True), memory_reach(case)
-    row = [seen.shape[2] - 1, 0, seen.shape[2] // 2][pick % 3]
-    turned = np.where((np.arange(seen.shape[2]) == row)[:, None], -2.0 * case["memory"], case["memory"])
-    moved = np.abs(layer(case.with_arrays(memory=turned)) - layer(case)).max(-1)
-    expect_different(moved[seen[:, :, row]], 0.0, what=f"row {row} of memory has influence on those that see it")
+    seen, keys = memory_reach(case), case["memory"].shape[1]
+    row = [keys - 1, 0, keys // 2][pick % 3]
+    moved = moves(layer, case, "memory", row, pick, seen[:, :, row])
+    expect_different(moved, 0.0, what=f"row {row} of memory has influence on those that see it")
 
 
 @law(

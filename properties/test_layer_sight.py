@@ -12,7 +12,7 @@ from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.attention_family_cases import PLAIN
 from veriformer.properties.layer_build import DECODERS, reach, seen_tokens
 from veriformer.properties.layer_cases import LAYERED, layer_cases
-from veriformer.properties.layer_changes import only, padded, spoiled, telling
+from veriformer.properties.layer_changes import moves, only, padded, spoiled
 from veriformer.properties.measured import expect_equal, expect_unmoved, measure
 from veriformer.subject import Subject
 
@@ -61,11 +61,9 @@ def hidden_tokens_have_no_influence(layer: Subject, case: Case, pick: int) -> No
 )
 def seen_tokens_have_influence(layer: Subject, case: Case, pick: int) -> None:
     """Each token moves all those that see it."""
-    case, seen = telling(case, pick, level=True), reach(case)
-    before, token = layer(case), pick % seen.shape[2]
-    turned = case.with_arrays(x=np.where((np.arange(seen.shape[2]) == token)[:, None], -2.0 * case["x"], case["x"]))
-    moved = np.abs(layer(turned) - before).max(-1)
-    expect_different(moved[seen[:, :, token]], 0.0, what=f"token {token} has influence on those that see it")
+    seen, token = reach(case), pick % case["x"].shape[1]
+    moved = moves(layer, case, "x", token, pick, seen[:, :, token])
+    expect_different(moved, 0.0, what=f"token {token} has influence on those that see it")
 
 
 @law(
