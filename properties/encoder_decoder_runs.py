@@ -38,6 +38,12 @@ def other_source(model: Subject, case: Case) -> np.ndarray:
     return np.asarray((case["source"] + 1) % size)
 
 
+def with_other_source(model: Subject, case: Case) -> Case:
+    """The case with another source token in every place, and with every token real."""
+    mask = None if case["mask"] is None else np.ones_like(case["mask"])
+    return case.with_arrays(source=other_source(model, case), mask=mask)
+
+
 def other_target(model: Subject, case: Case) -> np.ndarray:
     """Another target token in every place."""
     return np.asarray((case["target"] + 1) % model.vocabulary(case))
