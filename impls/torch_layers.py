@@ -14,9 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from veriformer.declarations import Capabilities
+
 FRAMEWORK = "torch"
 Params = Mapping[str, Any]
 Window = tuple[int | None, int | None]
+# native_layer_norm keeps mean and 1/deviation in x's own dtype, and its backward has nothing else.
+_COMMON = Capabilities(saved_statistics="storage")
+CAPABILITIES = dict.fromkeys(("encoder_layer", "decoder_layer", "encoder", "decoder", "transformer"), _COMMON)
 
 
 @dataclass(frozen=True)
