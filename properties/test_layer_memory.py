@@ -127,7 +127,7 @@ def padding_of_memory_changes_nothing(layer: Subject, case: Case, pick: int, mor
     source="P54, R48",
     relative=False,
     changes=("nan_contained", "leak"),
-    kills=("decoder_layers.py:memory_mask_ignored", "decoder_layers.py:memory_mask_of_the_first_query"),
+    kills=("decoder_layers.py:nan_of_memory_leaks", "decoder_layers.py:memory_mask_of_the_first_query"),
 )
 def nan_of_memory_stays_hidden(layer: Subject, case: Case, pick: int, poison: str) -> None:
     """NaN or infinity in a row of memory does not reach the tokens that do not see it."""

@@ -194,11 +194,7 @@ def empty_row_is_as_declared(layer: Subject, case: Case) -> None:
     source="P50, P54",
     relative=False,
     changes=("nan_contained", "leak"),
-    kills=(
-        "layers.py:mask_ignored",
-        "layers.py:mask_of_the_first_query",
-        "decoder_layers.py:not_causal",
-    ),
+    kills=("layers.py:nan_leaks", "layers.py:mask_of_the_first_query", "decoder_layers.py:not_causal"),
 )
 def nan_stays_hidden(layer: Subject, case: Case, pick: int, poison: str) -> None:
     """NaN or infinity in a token does not reach those that do not see it."""
