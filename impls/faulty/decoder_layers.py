@@ -151,7 +151,8 @@ def _to_memory(seen: NDArray, raw: NDArray, memory: NDArray, w: Params, how: _Ho
         q, k = _turned(q), _turned(k)
     ahead = np.arange(k.shape[2]) - np.arange(q.shape[2])[:, None]
     bias = _alibi(how, ahead) if (fault, how.positions) == ("cross_with_alibi", "alibi") else np.zeros(1)
-    return _attended(q, k, v, _seen_of_memory(how, ahead, (*q.shape[:3], k.shape[2])), bias, own)
+    visible = _seen_of_memory(how, ahead, (*q.shape[:3], k.shape[2]))
+    return _attended(q, k, v, visible, bias, own, leaks=fault == "nan_of_memory_leaks")
 
 
 def _seen_of_memory(how: _How, ahead: NDArray, shape: tuple[int, ...]) -> NDArray:
@@ -192,14 +193,16 @@ def _projected(
     return found[0], found[1], found[2]
 
 
-def _attended(q: NDArray, k: NDArray, v: NDArray, visible: NDArray, bias: NDArray, w: Params) -> NDArray:
+def _attended(
+    q: NDArray, k: NDArray, v: NDArray, visible: NDArray, bias: NDArray, w: Params, *, leaks: bool = False
+) -> NDArray:  # fmt: skip
     """softmax(q kᵀ D^-½ + bias) v over what is visible, joined, times wo, plus bo."""
     s = np.where(visible, q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5 + bias.astype(q.dtype), -np.inf)
     m = s.max(-1, keepdims=True)
     e = np.exp(s - np.where(np.isneginf(m), 0, m))
     total = e.sum(-1, keepdims=True)
     p = e / np.where(total == 0, 1, total)
-    mixed = (p[..., None] * np.where(visible[..., None], v[:, :, None], 0)).sum(-2)
+    mixed = (p[..., None] * np.where(visible[..., None] | leaks, v[:, :, None], 0)).sum(-2)
     return mixed.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1) @ w["wo"] + w.get("bo", 0)
 
 
@@ -298,6 +301,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "cross_values_of_x": ("mutation: attention(x, memory, x)", "values are made of x, keys of memory"),
         "memory_mask_on_self": ("mutation: one mask for both", "memory_mask limits self-attention, too"),
         "mask_for_the_memory_mask": ("mutation: masks exchanged", "cross-attention goes by mask where it fits"),
+    },
+    "nan-of-memory-stays-hidden": {
+        "nan_of_memory_leaks": ("pytorch#101967", "a hidden NaN of memory is multiplied by 0, which is NaN"),
     },
     "batch-rows-are-independent": {
         "memory_of_the_first_sample": ("mutation: the batch forgotten", "batch row 0's memory for all"),

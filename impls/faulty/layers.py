@@ -146,8 +146,7 @@ def _to_itself(seen: NDArray, raw: NDArray, w: Params, how: _How) -> NDArray:
     rows = raw if fault == "norm_of_queries_alone" else seen
     if fault == "keys_of_the_first_sample":
         rows = np.broadcast_to(rows[:1], rows.shape)
-    width = w["wq"].shape[1] // heads
-    groups = w["wk"].shape[1] // width
+    groups = w["wk"].shape[1] * heads // w["wq"].shape[1]
     q, k, v = (
         _split(seen, w, "q", heads, fault),
         _split(rows, w, "k", groups, fault),
@@ -158,17 +157,24 @@ def _to_itself(seen: NDArray, raw: NDArray, w: Params, how: _How) -> NDArray:
     h, each = np.arange(heads), heads // groups
     of = h % groups if fault == "gqa_tile" else h // each
     ahead = np.arange(seen.shape[1]) - np.arange(seen.shape[1])[:, None]
-    s = q @ k[:, of].swapaxes(-1, -2)
-    s = s if fault == "alibi_before_scaling" else s * _scale(width, seen.shape[-1], fault)
-    if how.positions == "alibi" and fault != "alibi_ignored":
-        s = s + _alibi(heads, ahead, fault).astype(s.dtype)
-    s = s * _scale(width, seen.shape[-1], fault) if fault == "alibi_before_scaling" else s
+    s = _scores(q, k[:, of], ahead, seen.shape[-1], how)
     visible = np.broadcast_to(_sight(how, ahead) & _mask(how.mask, fault), s.shape)
-    mixed = (_softmax(s, visible, fault)[..., None] * np.where(visible[..., None], v[:, of, None], 0)).sum(-2)
-    joined = mixed.swapaxes(1, 2).reshape(*seen.shape[:2], -1)
+    values = np.where(visible[..., None] | (fault == "nan_leaks"), v[:, of, None], 0)
+    joined = (_softmax(s, visible, fault)[..., None] * values).sum(-2).swapaxes(1, 2).reshape(*seen.shape[:2], -1)
     if fault == "output_projection_missing" and joined.shape[-1] == seen.shape[-1]:
         return joined
     return joined @ w["wo"] + w.get("bo", 0)
+
+
+def _scores(q: NDArray, k: NDArray, ahead: NDArray, model: int, how: _How) -> NDArray:
+    """q kᵀ D^-½, and ALiBi's bias; model is the width of a token."""
+    fault, width = how.fault, q.shape[-1]
+    scale = {"scale_missing": 1.0, "scale_by_model_width": model**-0.5}.get(fault, width**-0.5)
+    s = q @ k.swapaxes(-1, -2)
+    if how.positions != "alibi" or fault == "alibi_ignored":
+        return s * scale
+    bias = _alibi(how.heads, ahead, fault).astype(s.dtype)
+    return (s + bias) * scale if fault == "alibi_before_scaling" else s * scale + bias
 
 
 def _split(rows: NDArray, w: Params, name: str, heads: int, fault: str) -> NDArray:
@@ -176,10 +182,6 @@ def _split(rows: NDArray, w: Params, name: str, heads: int, fault: str) -> NDArr
     bias = 0 if fault == "projection_biases_dropped" else w.get("b" + name, 0)
     y = rows @ w["w" + name] + bias
     return y.reshape(*y.shape[:2], heads, -1).swapaxes(1, 2)
-
-
-def _scale(width: int, model: int, fault: str) -> float:
-    return {"scale_missing": 1.0, "scale_by_model_width": model**-0.5}.get(fault, width**-0.5)
 
 
 def _softmax(s: NDArray, visible: NDArray, fault: str) -> NDArray:
@@ -351,6 +353,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "batch-rows-are-independent": {
         "keys_of_the_first_sample": ("mutation: the batch forgotten", "keys and values of batch row 0 for all"),
         "mask_of_the_first_sample": ("line/lighthouse#77", "every sample has sample 0's mask"),
+    },
+    "nan-stays-hidden": {
+        "nan_leaks": ("pytorch#101967", "a hidden NaN is multiplied by 0, which is NaN"),
     },
     "empty-row-is-as-declared": {
         "empty_row_nan": ("pytorch#41508", "0 / 0 in a row that may see nothing"),
