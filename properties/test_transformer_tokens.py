@@ -14,7 +14,9 @@ from veriformer.properties.transformer_changes import (
     head_of,
     real_tokens,
     renamed,
+    reordered,
     scored,
+    small_numbers,
     sounding,
     untied,
 )
@@ -63,7 +65,7 @@ def silent_layers_leave_the_embedded_target(transformer: Subject, case: Case) ->
 )
 def source_tokens_are_only_names(transformer: Subject, case: Case, pick: int) -> None:
     """Source tokens renamed together with the rows of their table have the same logits."""
-    expect_unmoved(transformer, case, renamed(case, "source", case.random(pick).permutation(case.size("Vs"))))
+    expect_unmoved(transformer, case, renamed(case, "source", reordered(case.size("Vs"), pick)))
 
 
 @law(
@@ -75,7 +77,7 @@ def source_tokens_are_only_names(transformer: Subject, case: Case, pick: int) ->
 )
 def target_tokens_are_only_names(transformer: Subject, case: Case, pick: int) -> None:
     """Target tokens renamed together with the rows of their table and the columns of the head rename the logits."""
-    order = case.random(pick).permutation(case.size("V"))
+    order = reordered(case.size("V"), pick)
     expect_equal(measure(transformer, renamed(case, "target", order)), measure(transformer, case)[..., order])
 
 
@@ -149,6 +151,6 @@ def head_is_applied_last(transformer: Subject, case: Case, pick: int) -> None:
     doubled = case.with_arrays(**{"params.head.w": 2 * w})
     shift = np.zeros_like(b)
     if transformer.capabilities.biases:
-        shift = case.random(pick).integers(-3, 4, b.shape).astype(float)
+        shift = small_numbers(len(b), pick)
         doubled = doubled.with_arrays(**{"params.head.b": 2 * b + shift})
     expect_equal(measure(transformer, doubled), measure(transformer, case) * 2 + shift)

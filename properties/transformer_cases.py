@@ -33,7 +33,7 @@ FLAGS = {
 """What a case may have -> how often it has it, where a law does not say."""
 WORDS = {"mask": "mask", "pre": "norm", "alpha": "alpha"}
 """Flags that stand for a keyword."""
-POSITIONS = ("sinusoidal", "sinusoidal", "sinusoidal", None, "rotary", "alibi")
+POSITIONS = ("sinusoidal", None, "sinusoidal", "rotary", "sinusoidal", "alibi")
 """What becomes of positions, the default most often."""
 ALPHAS = (1.5, (1.25, 2.0), 0.75, (2.0, 0.5))
 MATRICES = ("normal", "integers", "halves", "one_hot", "sparse")
@@ -114,7 +114,7 @@ def transformer_case(domain: Domain, wish: Wish, row: Sequence[int], seed: int) 
     keywords |= {"norm": "pre"} if "pre" in flags else {}
     keywords |= {"alpha": ALPHAS[seed % len(ALPHAS)]} if "alpha" in flags else {}
     if "positions" in domain.accepts:
-        chosen = wish.positions[int(rng.integers(len(wish.positions)))]
+        chosen = wish.positions[seed % len(wish.positions)]
         keywords["positions"] = None if chosen == "rotary" and size["D"] % 2 else chosen
     return Case(domain.operation, arrays, keywords, domain.dtype, origin=f"{family} seed {seed}")
 

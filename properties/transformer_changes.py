@@ -170,6 +170,16 @@ def one_row(case: Case, b: int) -> Case:
     return case.with_arrays(**{name: case[name][b : b + 1] for name in names})
 
 
-def powers_of_two(rng: np.random.Generator, count: int) -> np.ndarray:
+def reordered(count: int, pick: int) -> np.ndarray:
+    """Another order of so many things, never the same as before if there are two: backwards, or turned."""
+    return np.arange(count)[::-1] if pick % 2 else np.roll(np.arange(count), 1 + pick // 2 % max(count - 1, 1))
+
+
+def small_numbers(count: int, pick: int) -> np.ndarray:
+    """1, 2, 3, 1, … from one of them on."""
+    return (np.arange(count) + pick) % 3 + 1.0
+
+
+def powers_of_two(count: int, pick: int) -> np.ndarray:
     """Exact factors, different from channel to channel."""
-    return 2.0 ** ((np.arange(count) + int(rng.integers(3))) % 3 - 1)
+    return 2.0 ** (small_numbers(count, pick) - 2)
