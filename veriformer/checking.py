@@ -15,6 +15,7 @@ from veriformer.declarations import DTYPES
 from veriformer.isolate import Remote, WorkerLost
 from veriformer.law import Law, find_laws
 from veriformer.operations import MAIN, OPERATIONS
+from veriformer.oracle import COMPOSITES
 from veriformer.running import EFFORTS, FIRST, Item, Row, block, items
 from veriformer.subject import Implementation
 from veriformer.targets import Loaded, Options, load, load_functions
@@ -205,19 +206,36 @@ def chosen_laws(settings: Settings) -> Sequence[Law]:
     return find_laws(all_laws(), settings.laws) if settings.laws else all_laws()
 
 
-def judge(report: Report, efforts: Callable[[Implementation], str] | None = None) -> Iterator[Row]:
-    """Run every item of a report's implementations, adding rows as they come.
+Efforts = Callable[[Implementation, str], str]
+"""(implementation, operation) -> effort."""
 
-    efforts: an effort for each implementation, where not all get the settings' own.
-    """
+
+def mixed_efforts(report: Report) -> Efforts:
+    """ci for the first implementation of each operation and framework, smoke for the others and for composites."""
+    full: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    for one in report.implementations:
+        pairs = {(operation, one.description.framework) for operation in one.description.plans}
+        if pairs - seen:
+            full.add(one.name)
+            seen |= pairs
+
+    def effort(implementation: Implementation, operation: str) -> str:
+        searched = implementation.name in full and operation not in COMPOSITES  # their budgets cost too much
+        return report.settings.effort if searched else "smoke"
+
+    return effort
+
+
+def judge(report: Report) -> Iterator[Row]:
+    """Run every item of a report's implementations, adding rows as they come."""
     settings = report.settings
     laws = chosen_laws(settings)
     report.missing = missing_features(report.implementations, settings.require)
     start, turn = time.monotonic(), Turn()
     deadline = start + settings.max_time if settings.max_time is not None else float("inf")
     for implementation in report.implementations:
-        effort = efforts(implementation) if efforts else settings.effort
-        for item in items(laws, [implementation], effort, settings.seed, deadline, settings.dtypes):
+        for item in items(laws, [implementation], settings.effort, settings.seed, deadline, settings.dtypes):
             row = turn.run(item)
             report.rows.append(row)
             report.seconds = time.monotonic() - start

@@ -109,7 +109,7 @@ def run_check(given: argparse.Namespace) -> int:
 
     bare = not given.targets
     first_look = bare and not given.effort and not given.dtype
-    effort = given.effort or "ci"
+    effort = given.effort or ("smoke" if bare else "ci")
     seed = given.seed if given.seed is not None else secrets.randbelow(10**6) if effort == "deep" else 0
     options = options_of(given)
     dtypes = (FIRST_LOOK,) if first_look else words(given.dtype)
@@ -127,7 +127,7 @@ def run_check(given: argparse.Namespace) -> int:
         targets = given.targets or installed(DEFAULT_TARGETS)
         implementations = list(open_targets(targets, options, settings, stack))
         report = Report([], implementations, settings)
-        show_run(report, given.output, given.json, given.junitxml, mixed=bare and not given.effort)
+        show_run(report, given.output, given.json, given.junitxml)
     return report.exit_code
 
 

@@ -6,6 +6,7 @@ test suite nothing. Every option starts with --veriformer, and there are no fixt
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from contextlib import ExitStack
@@ -44,9 +45,8 @@ class State:
     """What one pytest run knows: implementations, settings, rows."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from veriformer.checking import Report, Settings, Turn, missing_features, open_targets
+        from veriformer.checking import Report, Settings, Turn, missing_features, mixed_efforts, open_targets
         from veriformer.cli import installed, options_of
-        from veriformer.report.live import mixed_efforts
         from veriformer.targets import words
 
         option = config.getoption
@@ -61,7 +61,7 @@ class State:
         names = targets or installed(("numpy", "torch"))
         self.report = Report([], list(open_targets(names, options_of(given), settings, self.stack)), settings)
         mixed = not targets and not option("--veriformer-effort")
-        self.effort = mixed_efforts(self.report) if mixed else (lambda implementation: settings.effort)
+        self.effort = mixed_efforts(self.report) if mixed else (lambda implementation, operation: settings.effort)
         self.deadline = time.monotonic() + settings.max_time if settings.max_time is not None else float("inf")
         missing = missing_features(self.report.implementations, settings.require)
         if missing:
@@ -73,7 +73,9 @@ class State:
 
         for one in self.report.implementations:
             settings = self.report.settings
-            yield from items(laws, [one], self.effort(one), settings.seed, self.deadline, settings.dtypes)
+            yield from items(
+                laws, [one], functools.partial(self.effort, one), settings.seed, self.deadline, settings.dtypes
+            )
 
 
 class _Given:

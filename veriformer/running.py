@@ -6,7 +6,7 @@ import contextlib
 import time
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from veriformer.guard import reference_keeps
 from veriformer.known import awake, holds
 from veriformer.law import JUDGED_BESIDE_REFERENCE, Domain, Law
 from veriformer.operations import MAIN
+from veriformer.oracle import COMPOSITES
 from veriformer.reduce import smallest
 from veriformer.subject import Implementation, attempt
 
@@ -226,7 +227,7 @@ class Item:
     def _pinned(self, row: Row, excluded: Sequence[Expected]) -> tuple[Any, Broken, str] | None:
         try:
             for number, arguments in enumerate(self.law.pinned(self.domain)):
-                if number % 2 and self._thinned:
+                if number % self._stride:
                     continue
                 broken = self._attempt(row, arguments, excluded)
                 if broken:
@@ -236,10 +237,12 @@ class Item:
         return None
 
     @property
-    def _thinned(self) -> bool:
-        """Whether half of the pinned cases will do: what relates results shows in the main dtype first."""
-        main = self.implementation.main_dtype(self.law.operation)
-        return self.dtype != main and self.law.kind in ("metamorphic", "gradient")
+    def _stride(self) -> int:
+        """Every how many pinned cases one is taken: what relates results shows in the main dtype first."""
+        main = self.dtype == self.implementation.main_dtype(self.law.operation)
+        if main or self.law.kind not in ("metamorphic", "gradient"):
+            return 1
+        return 4 if self.law.operation in COMPOSITES and self.effort == "smoke" else 2
 
     def _repeated(self, arguments: Any, broken: Broken, origin: str) -> tuple[Any, Broken, str]:
         """A failure that does not come again is reported as that."""
@@ -370,12 +373,16 @@ def verdict_of(row: Row) -> tuple[str, str]:
 def items(
     laws: Sequence[Law],
     implementations: Sequence[Implementation],
-    effort: str,
+    effort: str | Callable[[str], str],
     seed: int,
     deadline: float,
     dtypes: Sequence[str] = (),
 ) -> Iterator[Item]:
-    """Every item, in the order to run: main dtypes first, and contract roots before all else."""
+    """Every item, in the order to run: main dtypes first, and contract roots before all else.
+
+    effort: for all, or by the operation.
+    """
+    effort_of = effort if callable(effort) else lambda operation: effort
     for implementation in implementations:
         pairs = [(op, dtype) for op in implementation.description.plans for dtype in implementation.dtypes(op)]
         pairs.sort(key=lambda pair: pair[1] != implementation.main_dtype(pair[0]))
@@ -384,7 +391,7 @@ def items(
             if not dtypes or dtype in dtypes or main:
                 mine = [law for law in laws if law.operation == operation]
                 for law in sorted(mine, key=lambda law: not law.root):
-                    yield Item(law, implementation, dtype, effort, seed, deadline)
+                    yield Item(law, implementation, dtype, effort_of(operation), seed, deadline)
 
 
 def block(item: Item, root: Row) -> Row:

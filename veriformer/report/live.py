@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,8 @@ from veriformer.running import Row, items
 from veriformer.subject import Implementation
 
 
-def show_run(report: Report, folder: str, whole: str | None, junit: str | None, mixed: bool = False) -> None:
-    """Run everything, with a progress bar on a terminal, then print the view.
-
-    mixed: `smoke` for every implementation but one of each framework, which gets the settings' effort.
-    """
+def show_run(report: Report, folder: str, whole: str | None, junit: str | None) -> None:
+    """Run everything, with a progress bar on a terminal, then print the view."""
     for file in (whole, junit):
         if file:
             writable(Path(file))
@@ -36,7 +32,6 @@ def show_run(report: Report, folder: str, whole: str | None, junit: str | None, 
         console.print(note)
     terminal.header(console, report)
     store = Store(report, place, Path(whole) if whole else None)
-    efforts = mixed_efforts(report) if mixed else None
     laws = chosen_laws(report.settings)
     total = sum(1 for _ in items(laws, report.implementations, "smoke", 0, 0.0, report.settings.dtypes))
     if not total:
@@ -46,7 +41,7 @@ def show_run(report: Report, folder: str, whole: str | None, junit: str | None, 
     try:
         with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
             task = bar.add_task("laws", total=total)
-            for row in judge(report, efforts):
+            for row in judge(report):
                 store.add(row)
                 bar.update(task, advance=1, description=row.law.id)
     finally:
@@ -58,18 +53,6 @@ def show_run(report: Report, folder: str, whole: str | None, junit: str | None, 
     terminal.failures(console, report, store.scripts)
     terminal.summary(console, report)
     console.print(f"report: {place}/", soft_wrap=True)
-
-
-def mixed_efforts(report: Report) -> Callable[[Implementation], str]:
-    """ci for the first implementation of each operation and framework, smoke for the others."""
-    full: set[str] = set()
-    seen: set[tuple[str, str]] = set()
-    for one in report.implementations:
-        pairs = {(operation, one.description.framework) for operation in one.description.plans}
-        if pairs - seen:
-            full.add(one.name)
-            seen |= pairs
-    return lambda implementation: report.settings.effort if implementation.name in full else "smoke"
 
 
 class Store:
