@@ -68,13 +68,19 @@ def encoder_decoder_cases(
 
 
 def with_tokens(domain: Domain, row: Sizes, seed: int) -> Case:
-    """A case of source[B,S] and target[B,T]; a model with weights of its own has one vocabulary for both."""
+    """A case of source[B,S] and target[B,T]."""
     batch, source, target, size, source_size, *_ = row
     arrays = {
-        "source": tokens_of((batch, source), vocabulary(domain, source_size), seed + 1),
+        "source": tokens_of((batch, source), source_vocabulary(domain, source_size), seed + 1),
         "target": tokens_of((batch, target), vocabulary(domain, size), seed),
     }
     return Case(domain.operation, arrays, {}, domain.dtype, origin=f"tokens seed {seed}")
+
+
+def source_vocabulary(domain: Domain, wanted: int) -> int:
+    """The vocabulary of the source: what a model with weights of its own says, else that of the target."""
+    own = domain.model.source_vocabulary if domain.model is not None and not domain.model.weights else None
+    return own or vocabulary(domain, wanted)
 
 
 def padding(shape: Sequence[int], seed: int, trailing: bool) -> np.ndarray:

@@ -34,7 +34,8 @@ def after(lengths: Sequence[int], first: int = 0) -> int:
 def other_source(model: Subject, case: Case) -> np.ndarray:
     """Another source token in every place."""
     table = case["params.source_embedding"]
-    size = model.vocabulary(case) if table is None else len(table)
+    own = model.facts.source_vocabulary if model.facts is not None else None
+    size = len(table) if table is not None else own or model.vocabulary(case)
     return np.asarray((case["source"] + 1) % size)
 
 

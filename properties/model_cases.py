@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from veriformer.case import Case
-from veriformer.law import Domain, Recipe
+from veriformer.law import SHORT, Domain, Recipe
 
 SIZES = (
     # B, T, V, layers, G, R, D, f
@@ -26,8 +26,6 @@ A width of 2 is left out: a norm makes two such channels 1 and -1, whatever they
 SCHEMES = ("rotary", "sinusoidal", "alibi", None)
 """Ways of telling a decoder-only model where its tokens stand."""
 WINDOWS = (None, (1, 0), (2, None), (0, 0), (3, 0))
-SHORT = 12
-"""No more tokens than this are given."""
 
 Sizes = tuple[int, ...]
 Build = Callable[[Domain, Sizes, int, int], Case]

@@ -9,7 +9,7 @@ import numpy as np
 
 from veriformer.budgets.opaque import UNIT, opaque_allowance
 from veriformer.case import Case
-from veriformer.expect import expect_close, expect_same
+from veriformer.expect import expect, expect_close, expect_same
 from veriformer.moves import Move, crop, full, reorder, step
 from veriformer.operations import PARAMS
 from veriformer.properties.model_cases import Go, lengths_of
@@ -19,25 +19,35 @@ DEEP = 4.0
 """Noise of a deep model may be so many times what any model is allowed; what is more is no rounding."""
 
 
-def noises_of(model: Subject, case: Case) -> list[float]:
+def noises_of(model: Subject, case: Case, relations: Sequence[str]) -> list[float]:
     """How far logits lie apart that are equal by law and use no cache.
 
-    Compared with the batch: the batch turned round, its rows alone, and each prefix of the tokens.
+    relations, compared with the batch: "rows", the batch turned round and its rows alone; "prefixes" of the tokens.
     """
     given = {name: array for name, array in case.arrays.items() if not name.startswith(PARAMS)}
-    every = np.arange(len(next(iter(given.values()))))
-    picks = [every, every[::-1], *(every[i : i + 1] for i in every)]
-    moves = [Move("full", {name: array[rows] for name, array in given.items()}) for rows in picks]
-    last = "target" if "target" in given else "tokens"
-    lengths = range(1, given[last].shape[1])
+    every, last = np.arange(len(next(iter(given.values())))), "target" if "target" in given else "tokens"
+    picks = [every[::-1], *(every[i : i + 1] for i in every)] if "rows" in relations else []
+    lengths = range(1, given[last].shape[1]) if "prefixes" in relations else range(0)
+    moves = [Move("full", given)]
+    moves += [Move("full", {name: array[rows] for name, array in given.items()}) for rows in picks]
     moves += [Move("full", {**given, last: given[last][:, :length]}) for length in lengths]
     whole, *others = model.run(case, moves)
-    parts = [whole[rows] for rows in picks[1:]] + [whole[:, :length] for length in lengths]
-    return [float(np.abs(one - other).max()) for one, other in zip(parts, others, strict=True)]
+    parts = [whole[rows] for rows in picks] + [whole[:, :length] for length in lengths]
+    return [distance(one, other) for one, other in zip(parts, others, strict=True)]
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference; equal infinities have none."""
+    return float(np.where(one == other, 0.0, np.abs(one - other)).max(initial=0.0))
+
+
+def expect_moved(before: np.ndarray, after: np.ndarray, what: str) -> None:
+    """At every place some logit is another than before."""
+    expect(bool((before != after).any(axis=-1).all()), "no influence", f"{what} as before, wanted a change")
 
 
 def allowance(model: Subject, case: Case, wanted: np.ndarray, noises: Sequence[float] = ()) -> np.ndarray:
-    """How far logits may lie from the wanted ones. A noise far beyond that is a mistake, and gives no room.
+    """How far logits may lie from the wanted ones. A noise far beyond that is a mistake; none gives room beyond DEEP.
 
     A model with weights of its own is not known to compute in float64 throughout, unless that is declared.
     """
@@ -45,15 +55,30 @@ def allowance(model: Subject, case: Case, wanted: np.ndarray, noises: Sequence[f
     own = case.dtype if model.domain.provides("weights") else None
     coarsest = own if declared == "storage" else max(declared, case.dtype, key=lambda name: UNIT[name])
     plain = opaque_allowance(wanted, case.dtype, coarsest=coarsest)
-    room = [noise for noise in noises if noise <= DEEP * plain.max(initial=0.0)]
-    return opaque_allowance(wanted, case.dtype, max(room, default=0.0), coarsest=coarsest)
+    most = DEEP * plain
+    room = [noise for noise in noises if noise <= most.max(initial=0.0)]
+    found = opaque_allowance(wanted, case.dtype, max(room, default=0.0), coarsest=coarsest)
+    return np.minimum(found, most)
 
 
-def expect_logits(model: Subject, case: Case, got: np.ndarray, wanted: np.ndarray, *, what: str = "") -> None:
-    """Logits that are equal by law differ by no more than an opaque model may; wanted come without a cache."""
+def expect_logits(
+    model: Subject,
+    case: Case,
+    got: np.ndarray,
+    wanted: np.ndarray,
+    *,
+    what: str = "",
+    noise: Sequence[str] = ("rows", "prefixes"),
+) -> None:
+    """Logits that are equal by law differ by no more than an opaque model may; wanted come without a cache.
+
+    noise: relations whose own differences may give room, never the one that is judged.
+    """
     allowed = allowance(model, case, wanted)
-    if not (np.abs(got - wanted) <= allowed).all():  # a deep or sharp model gets the room that its noise shows
-        allowed = allowance(model, case, wanted, noises_of(model, case))
+    if not (
+        (np.abs(got - wanted) <= allowed) | (got == wanted)
+    ).all():  # a deep or sharp model gets what its noise shows
+        allowed = allowance(model, case, wanted, noises_of(model, case, noise))
     expect_close(got, wanted, allowed, what=what)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from veriformer.case import Case
-from veriformer.expect import expect
 from veriformer.law import SINGLE, law
 from veriformer.moves import full, step
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.model_cases import decoder_cases
 from veriformer.properties.model_padding import Padded, padded_left, padded_right
-from veriformer.properties.model_runs import expect_kept, expect_logits, turned_tokens, window_of
+from veriformer.properties.model_runs import expect_kept, expect_logits, expect_moved, turned_tokens, window_of
 from veriformer.subject import Subject
 
 PADDING = frozenset({"step.mask", "step.positions"})
@@ -155,9 +154,7 @@ def distances_have_influence(lm: Subject, case: Case) -> None:
         return
     count = np.tile(np.arange(tokens.shape[1]), (len(tokens), 1))
     whole, spread = lm.run(case, [full(tokens), step(tokens, None, 0, positions=2 * count)])
-    moved = np.abs(whole - spread)[:, -1].max(axis=-1)
-    said = "logits with positions twice as far apart are the same as before, wanted a change"
-    expect(bool((moved > 0).all()), "no influence", said)
+    expect_moved(whole[:, -1], spread[:, -1], "logits with positions twice as far apart are")
 
 
 @law(
@@ -215,9 +212,7 @@ def window_reaches(lm: Subject, case: Case) -> None:
         found += [full(one), step(one[:, :last], None, 2 * i), step(one[:, last : last + 1], 2 * i, 2 * i + 1)]
     before, _, stepped, after, _, again = lm.run(case, found)
     for one, other in ((before[:, last], after[:, last]), (stepped[:, 0], again[:, 0])):
-        moved = np.abs(one - other).max(axis=-1)
-        said = f"logits {last} after a changed token are the same as before, wanted a change: the window has {window}"
-        expect(bool((moved > 0).all()), "no influence", said)
+        expect_moved(one, other, f"with a window of {window}, logits {last} after a changed token are")
 
 
 @law(

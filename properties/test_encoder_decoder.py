@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from veriformer.case import Case
-from veriformer.expect import expect
 from veriformer.law import SINGLE, law
 from veriformer.moves import Move, crop, reorder, step, steps
 from veriformer.properties.attention_cases import PICKS
@@ -22,7 +21,7 @@ from veriformer.properties.encoder_decoder_runs import (
     with_other_source,
 )
 from veriformer.properties.model_cases import cuts, lengths_of
-from veriformer.properties.model_runs import expect_kept, expect_logits
+from veriformer.properties.model_runs import expect_kept, expect_logits, expect_moved
 from veriformer.subject import Subject
 
 MASKS = {"full.mask", "encode.mask"}
@@ -137,8 +136,8 @@ def source_padding_changes_nothing(model: Subject, case: Case, cut: tuple[int, .
     stepped = np.concatenate(parts, axis=1)
     for row in range(len(logits)):
         (wanted,) = model.run(case, [whole(alone(case, row))])
-        expect_logits(model, case, logits[row : row + 1], wanted, what=f"row {row}:")
-        expect_logits(model, case, stepped[row : row + 1], wanted, what=f"row {row} in steps:")
+        for what, found in ((f"row {row}:", logits), (f"row {row} in steps:", stepped)):
+            expect_logits(model, case, found[row : row + 1], wanted, what=what, noise=("prefixes",))
 
 
 @law(
@@ -188,7 +187,7 @@ def source_has_influence(model: Subject, case: Case, pick: int) -> None:
     place = places[pick // 2 % len(places)]
     changed[row, place] = other_source(model, case)[row, place]
     before, now = model.run(case, [whole(case), whole(case.with_arrays(source=changed))])
-    expect_moved(before[row], now[row], "after another source token logits")
+    expect_moved(before[row], now[row], "logits after another source token are")
 
 
 @law(
@@ -207,7 +206,7 @@ def last_source_token_is_seen_at_once(model: Subject, case: Case) -> None:
     first, other = case["target"][:, :1], case.with_arrays(source=changed)
     (before,) = model.run(case, [encode(case, 0), step(first, None, 1, memory=0)])
     (now,) = model.run(case, [encode(other, 0), step(first, None, 1, memory=0)])
-    expect_moved(before, now, "after another last source token the first logits")
+    expect_moved(before, now, "the first logits after another last source token are")
 
 
 @law(
@@ -240,7 +239,7 @@ def past_has_influence(model: Subject, case: Case, pick: int) -> None:
     place = pick % (target.shape[1] - 1)
     target[:, place] = other_target(model, case)[:, place]
     before, now = model.run(case, [whole(case), whole(case.with_arrays(target=target))])
-    expect_moved(before[:, place:], now[:, place:], "from another target token on logits")
+    expect_moved(before[:, place:], now[:, place:], "logits from another target token on are")
 
 
 @law(
@@ -255,7 +254,7 @@ def prefix_decides(model: Subject, case: Case, pick: int) -> None:
     length = 1 + pick % (case["target"].shape[1] - 1)
     short = case.with_arrays(target=case["target"][:, :length])
     logits, part = model.run(case, [whole(case), whole(short)])
-    expect_logits(model, case, part, logits[:, :length])
+    expect_logits(model, case, part, logits[:, :length], noise=("rows",))
 
 
 @law(
@@ -355,9 +354,3 @@ def expect_unchanged(model: Subject, case: Case, changed: Case, lengths: list[in
     before, now = (model.run(case, [whole(one), *session(one, lengths)]) for one in (case, changed))
     for first, second in zip(before, now, strict=True):
         expect_kept(model, case, second[:rows], first[:rows])
-
-
-def expect_moved(before: np.ndarray, now: np.ndarray, what: str) -> None:
-    """At every token some logit is another than before."""
-    moved = np.abs(now - before).max(axis=-1) > 0
-    expect(bool(moved.all()), "no influence", f"{what} are the same as before, wanted a change")

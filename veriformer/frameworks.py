@@ -143,6 +143,10 @@ class Numpy:
         """Whether `cast` does anything."""
         return False
 
+    def in_eval(self, model: Any) -> Any:
+        """The model as it is; NumPy has no modes."""
+        return model
+
     def cast(self, model: Any, dtype: str) -> Any:
         """The model as it is; nobody knows where it keeps its weights."""
         return model
@@ -276,9 +280,15 @@ class Torch:
             self.torch.set_default_dtype(before)
 
     def cast(self, model: Any, dtype: str) -> Any:
-        """The model with its modules, itself or those among its attributes, in the dtype and in eval mode."""
+        """The model with its modules, itself or those that it holds, in the dtype and in eval mode."""
         for part in self._modules(model):
-            part.to(self.dtypes[dtype]).eval()
+            part.to(self.dtypes[dtype])
+        return self.in_eval(model)
+
+    def in_eval(self, model: Any) -> Any:
+        """The model with its modules in eval mode."""
+        for part in self._modules(model):
+            part.eval()
         return model
 
     @contextlib.contextmanager
@@ -292,9 +302,17 @@ class Torch:
         """Whether there are modules to cast."""
         return bool(self._modules(model))
 
-    def _modules(self, model: Any) -> list[Any]:
-        parts = [model, *(vars(model).values() if hasattr(model, "__dict__") else ())]
-        return [part for part in parts if isinstance(part, self.torch.nn.Module)]
+    def _modules(self, value: Any, depth: int = 4) -> list[Any]:
+        """A module, or the modules that an object holds, also in its lists, dicts and objects of its own."""
+        if isinstance(value, self.torch.nn.Module):
+            return [value]
+        if isinstance(value, dict):
+            parts = list(value.values())
+        elif isinstance(value, (list, tuple)):
+            parts = list(value)
+        else:
+            parts = list(getattr(value, "__dict__", {}).values()) if not isinstance(value, type) else []
+        return [found for part in parts for found in self._modules(part, depth - 1)] if depth else []
 
     def watch_gradient(self, native: Any) -> None:
         """Let autograd record what is done with a tensor."""

@@ -64,7 +64,7 @@ def walked(operation: str, facts: ModelFacts, request: Request) -> Outcome:
     """What the reference's model gives for a program of moves, rounded: of the given weights, or of its own."""
     model = MODELS[operation]
     if not facts.weights:
-        model = stand_in(operation, facts.vocabulary or 1, facts.window, facts.max_length)
+        model = stand_in(operation, facts.width or 1, facts.window, facts.max_length, facts.source_vocabulary)
     methods = (word for word in OPERATIONS[operation].words if hasattr(model, word))
     takes = {word: {extra: extra for extra in found} for word, found in facts.takes.items()}
     known = replace(facts, words=tuple(methods), takes=takes)

@@ -32,6 +32,8 @@ JUDGED_BESIDE_REFERENCE = ("metamorphic", "gradient", "oracle", "precision")
 
 SINGLE = "float32 or float64"
 """What laws need that want a change to be seen: 16 bits may round it away."""
+SHORT = 12
+"""Models are given no more tokens than this, but for those that fill a cache."""
 FILLED = 512
 """A cache that holds more tokens than this is not filled up to see whether it refuses the next one."""
 
@@ -93,7 +95,7 @@ class Domain:
         if model.weights or word not in ("window", "max_length"):
             return None
         found = getattr(model, word)
-        return found is not None and (word == "window" or found <= FILLED)
+        return found is not None and found <= (SHORT if word == "window" else FILLED)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ factory that takes nothing, or a factory that takes the weights: make(params, *,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ import numpy as np
 from veriformer.boundary import Boundary, Request, WrongType, describe_error, quiet
 from veriformer.calling import CallPlan, UsageError, arguments, nearest, plan_call
 from veriformer.case import flattened, nested
-from veriformer.declarations import Capabilities
+from veriformer.declarations import DTYPES, Capabilities
 from veriformer.moves import Move, Program, full
 from veriformer.operations import OPERATIONS, PARAMS
 from veriformer.reference_models import sample_weights
@@ -25,7 +26,7 @@ from veriformer.reference_models import sample_weights
 OPTIONAL = ("crop", "reorder")
 """Methods that a model may lack."""
 STEP_WORDS = {
-    "mask": ("mask", "attention_mask"),
+    "mask": ("mask", "attention_mask", "source_mask", "src_mask"),
     "positions": ("positions", "position_ids"),
 }
 """What step, full and encode may take beside tokens, and the names under which they may."""
@@ -37,8 +38,9 @@ class ModelFacts:
 
     weights: it is made of weights that the suite gives, else they are its own. words: its methods.
     takes: method -> our word -> its parameter's name. vocabulary, max_length, window: numbers or None;
-    dtypes: those in which it can be had, empty where that is not known. trouble: why it could not be made.
-    factory: the target makes it.
+    source_vocabulary: that of an encoder_decoder's source, if another. width: how many logits there are, at least
+    the vocabulary. dtypes: those in which it can be had, empty where that is not known. trouble: why it could not
+    be made. factory: the target makes it; takes_dtype: and is told the dtype.
     """
 
     weights: bool = False
@@ -48,6 +50,9 @@ class ModelFacts:
     vocabulary: int | None = None
     max_length: int | None = None
     window: int | None = None
+    source_vocabulary: int | None = None
+    width: int | None = None
+    takes_dtype: bool = False
     dtypes: tuple[str, ...] = ()
     trouble: str = ""
 
@@ -77,14 +82,28 @@ def is_model(target: Any, operation: str) -> bool:
 
 
 def check_target(target: Any, operation: str) -> None:
-    """Raise UsageError for what is neither a model nor a factory."""
-    if is_model(target, operation) or callable(target):
-        return
-    wanted = ", ".join(word for word in OPERATIONS[operation].words if word not in OPTIONAL)
-    raise UsageError(
-        f"{operation} is a {type(target).__name__}; wanted an object with {wanted}, a factory of one that takes "
-        "nothing, or one that takes the weights: make(params, *, heads, …)"
-    )
+    """Raise UsageError for what is neither a model nor a factory, and for a model that lacks a method."""
+    wanted = [word for word in OPERATIONS[operation].words if word not in OPTIONAL]
+    has = [word for word in wanted if callable(getattr(target, word, None))]
+    lacks = [word for word in wanted if word not in has]
+    if has and lacks:
+        raise UsageError(f"{operation} has {', '.join(has)} but lacks {', '.join(lacks)}; wanted {_call(lacks[0])}")
+    plain = isinstance(target, type) or hasattr(target, "__code__") or not hasattr(target, "forward")
+    if not has and (not callable(target) or not plain):
+        raise UsageError(
+            f"{operation} is a {type(target).__name__}; wanted an object with {', '.join(wanted)}, a factory of one "
+            "that takes nothing, or one that takes the weights: make(params, *, heads, …)"
+        )
+
+
+def _call(word: str) -> str:
+    """How a method is called."""
+    calls = {
+        "full": "full(tokens) -> logits",
+        "step": "step(tokens, cache) -> (logits, cache)",
+        "encode": "encode(source) -> memory",
+    }
+    return calls[word]
 
 
 def plan_model(target: Any, operation: str) -> CallPlan:
@@ -127,7 +146,8 @@ class ModelBoundary(Boundary):
 
     def _returned(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Any:
         """The logits of every full and step of the program, in order."""
-        with self.framework.in_dtype(request.dtype):
+        own = not self.facts.weights  # a model of given weights takes their dtype from them
+        with self.framework.in_dtype(request.dtype) if own else contextlib.nullcontext():
             model = self._model(request.dtype, positional, named)
             kept: dict[int | None, Any] = {None: None}
             return [
@@ -138,8 +158,10 @@ class ModelBoundary(Boundary):
 
     def _model(self, dtype: str, positional: list[Any], named: dict[str, Any]) -> Any:
         if self.facts.weights:
-            return self.function(*positional, **named)
+            with self.framework.seeded():
+                return self.framework.in_eval(self.function(*positional, **named))
         if dtype not in self.made:
+            self.made.clear()  # one at a time; such a model may be large
             self.made[dtype] = made_in(self.function, self.plan.operation, self.framework, dtype)
         return self.made[dtype]
 
@@ -149,31 +171,40 @@ class ModelBoundary(Boundary):
         if method is None:
             raise WrongType(f"the model has no {move.word}")
         arrays = {name: natives[f"move{number}.{name}"] for name in move.arrays}
-        words = self.facts.takes.get(move.word, {})
-        extras = {words[name]: arrays.pop(name) for name in list(arrays) if name in words}
-        given = list(arrays.values())
-        if move.word == "step":
-            given += [kept[move.memory]] if "encode" in self.facts.words else []
-            given.append(kept[move.cache])
-        elif move.word in OPTIONAL:
-            given.insert(0, kept[move.cache])
-        if move.length is not None:
-            given.append(move.length)
+        given, extras = ordered(move, self.facts, arrays, kept)
         found = method(*given, **extras)
         if move.word == "full":
             return [found]
-        if move.word != "step":
-            kept[move.into] = found
-            return []
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            raise WrongType(f"step returned {type(found).__name__}, wanted a pair: logits and the cache")
-        kept[move.into] = found[1]
-        return [found[0]]
+        logits = []
+        if move.word == "step":
+            if not isinstance(found, (tuple, list)) or len(found) != 2:
+                raise WrongType(f"step returned {type(found).__name__}, wanted a pair: logits and the cache")
+            logits, found = [found[0]], found[1]
+        if found is None:
+            what = "memory" if move.word == "encode" else "cache"
+            raise WrongType(f"{move.word} returned None for the {what}; None stands for an empty one")
+        kept[move.into] = found
+        return logits
 
     def _results(self, returned: Any) -> list[Any]:
         for result in returned:
             self._check_array(result)
         return list(returned)
+
+
+def ordered(
+    move: Move, facts: ModelFacts, arrays: Mapping[str, Any], kept: Mapping[int | None, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """What a move's method is given, by position and by name: its arrays, and what earlier moves have left."""
+    words = facts.takes.get(move.word, {})
+    given = [array for name, array in arrays.items() if name not in words]
+    if move.word == "step":
+        given += [kept[move.memory]] if "encode" in facts.words else []
+        given.append(kept[move.cache])
+    elif move.word in OPTIONAL:
+        given.insert(0, kept[move.cache])
+    given += [] if move.length is None else [move.length]
+    return given, {words[name]: array for name, array in arrays.items() if name in words}
 
 
 def model_arguments(
@@ -201,9 +232,17 @@ def program_of(request: Request) -> Program:
 
 
 def made_in(target: Any, operation: str, framework: Any, dtype: str) -> Any:
-    """A model with weights of its own in a dtype, as far as the framework can: a copy of a given object."""
+    """A model with weights of its own in a dtype, as far as the framework can: a copy of a given object.
+
+    An object that cannot be copied stays as it is; a factory lets one be made in every dtype.
+    """
     if is_model(target, operation):
-        return framework.cast(copy.deepcopy(target), dtype)
+        if not framework.castable(target):
+            return target
+        try:
+            return framework.cast(copy.deepcopy(target), dtype)
+        except Exception:
+            return framework.in_eval(target)
     with framework.seeded():  # weights at random are the same ones in every process
         model = target(dtype=framework.dtypes[dtype]) if takes_dtype(target) else target()
     return framework.cast(model, dtype)
@@ -214,18 +253,27 @@ def takes_dtype(factory: Any) -> bool:
     return any(parameter.name == "dtype" for parameter in _parameters(factory))
 
 
-def facts_of(target: Any, operation: str, plan: CallPlan, framework: Any, dtypes: tuple[str, ...]) -> ModelFacts:
-    """What a model says of itself, for which it is made once; trouble is told and left to the laws."""
-    given, first = weighted(target, operation), dtypes[0]
-    try:
-        with quiet(), framework.in_dtype(first):
-            model = _sample(target, operation, plan, framework, first) if given else None
-            model = made_in(target, operation, framework, first) if model is None else model
-            castable = takes_dtype(target) or framework.castable(model)
-            return _facts(model, operation, given, framework, dtypes, castable, not is_model(target, operation))
-    except Exception as error:
-        needed = tuple(word for word in OPERATIONS[operation].words if word not in OPTIONAL)
-        return ModelFacts(given, not is_model(target, operation), needed, trouble=describe_error(error))
+def facts_of(
+    target: Any, operation: str, plan: CallPlan, framework: Any, dtypes: tuple[str, ...]
+) -> tuple[ModelFacts, dict[str, Any]]:
+    """What a model says of itself, and the model that was made to see it, by its dtype.
+
+    It is made in the first of the dtypes in which it works; what goes wrong in all of them is left to the laws.
+    """
+    given, trouble = weighted(target, operation), ""
+    for number, dtype in enumerate(dtypes):
+        try:
+            with quiet(), framework.in_dtype(dtype):
+                model = _sample(target, operation, plan, framework, dtype) if given else None
+                model = made_in(target, operation, framework, dtype) if model is None else model
+                facts = _facts(target, model, operation, framework, dtypes[number:])
+            return facts, {} if given else {dtype: model}
+        except UsageError:
+            raise
+        except (Exception, SystemExit) as error:
+            trouble = trouble or describe_error(error)
+    needed = tuple(word for word in OPERATIONS[operation].words if word not in OPTIONAL)
+    return ModelFacts(given, not is_model(target, operation), needed, trouble=trouble), {}
 
 
 def _sample(target: Any, operation: str, plan: CallPlan, framework: Any, dtype: str) -> Any:
@@ -235,20 +283,22 @@ def _sample(target: Any, operation: str, plan: CallPlan, framework: Any, dtype: 
     return target(nested(natives)["params"], **{plan.keywords["heads"]: 2})
 
 
-def _facts(
-    model: Any, operation: str, given: bool, framework: Any, dtypes: tuple[str, ...], castable: bool, made: bool
-) -> ModelFacts:
+def _facts(target: Any, model: Any, operation: str, framework: Any, dtypes: tuple[str, ...]) -> ModelFacts:
+    check_target(model, operation)
     words = tuple(word for word in OPERATIONS[operation].words if callable(getattr(model, word, None)))
     takes = {word: _extras(getattr(model, word)) for word in words if word not in OPTIONAL}
-    numbers: dict[str, Any] = {name: _number(model, name) for name in ("vocabulary", "max_length", "window")}
-    if given:
+    if weighted(target, operation):
         return ModelFacts(True, True, words, takes, dtypes=dtypes)
+    names = ("vocabulary", "source_vocabulary", "max_length", "window")
+    numbers: dict[str, Any] = {name: _number(model, name) for name in names}
     token = framework.native(np.zeros((1, 1), np.int64), dtypes[0])
     logits = model.full(token, token) if operation == "encoder_decoder" else model.full(token)
-    numbers["vocabulary"] = numbers["vocabulary"] or int(logits.shape[-1])
-    found = framework.read(logits)[1]
-    dtypes = dtypes if castable and found == dtypes[0] else (found,)
-    return ModelFacts(False, made, words, takes, **numbers, dtypes=dtypes)
+    numbers["width"] = int(logits.shape[-1])
+    numbers["vocabulary"] = min(numbers["vocabulary"] or numbers["width"], numbers["width"])
+    found, told = framework.read(logits)[1], takes_dtype(target) and not is_model(target, operation)
+    if found in DTYPES and (found != dtypes[0] or not (told or framework.castable(model))):
+        dtypes = (found,)
+    return ModelFacts(False, not is_model(target, operation), words, takes, **numbers, takes_dtype=told, dtypes=dtypes)
 
 
 def _extras(method: Callable[..., Any]) -> dict[str, str]:

@@ -77,10 +77,12 @@ MODELS: Mapping[str, Any] = {"decoder_lm": ReferenceDecoder, "encoder_decoder": 
 """operation -> the reference's factory for it, with weights."""
 
 
-def stand_in(operation: str, vocabulary: int, window: int | None = None, max_length: int | None = None) -> Any:
+def stand_in(
+    operation: str, vocabulary: int, window: int | None = None, max_length: int | None = None, source: int | None = None
+) -> Any:
     """A model of the reference with weights of its own, for laws on a model whose weights nobody knows.
 
-    window: W tokens, itself among them.
+    window: W tokens, itself among them. source: the vocabulary of the source, if another.
     """
     generator = np.random.default_rng(vocabulary)
     sizes: dict[str, Any] = {
@@ -93,6 +95,8 @@ def stand_in(operation: str, vocabulary: int, window: int | None = None, max_len
     }
     if operation == "encoder_decoder":
         params = reference.initial_transformer(generator, **{**sizes, "layers": (1, 1)})
+        if source:
+            params["source_embedding"] = generator.normal(size=(source, WIDTH))
         return ReferenceEncoderDecoder(params, heads=HEADS)
     params = reference.initial_decoder_lm(generator, **sizes)
     seen = None if window is None else (window - 1, 0)

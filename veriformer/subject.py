@@ -109,7 +109,8 @@ def wanted_shapes(call: Call, facts: ModelFacts | None) -> tuple[tuple[int, ...]
         return oracle.shapes(call.case)
     arrays = [move.arrays for move in call.program if move.word in GIVES_LOGITS] or [call.case.arrays]
     tokens = [given["target" if "target" in given else "tokens"] for given in arrays]
-    return tuple((*one.shape, vocabulary_of(call.case, facts)) for one in tokens)
+    width = oracle.vocabulary_of(call.case) if facts.weights else facts.width or 0
+    return tuple((*one.shape, width) for one in tokens)
 
 
 class Subject:

@@ -294,6 +294,8 @@ def _assemble(
         if operation.endswith(VJP):
             continue
         model = bool(OPERATIONS[operation].words)
+        if model and (options.accepts is not None or options.returns or operation in vjps):
+            raise UsageError(f"{operation} is a model: --accepts, --returns and {operation}_vjp say nothing about it")
         plan = (
             plan_model(function, operation)
             if model
@@ -303,8 +305,9 @@ def _assemble(
         boundaries[operation] = Boundary(function, plan, capability, framework, vjps.get(operation))
         if model:
             dtypes = capability.dtypes or framework.default_dtypes
-            models[operation] = facts_of(function, operation, plan, framework, dtypes)
-            boundaries[operation] = ModelBoundary(function, plan, capability, framework, facts=models[operation])
+            models[operation], made = facts_of(function, operation, plan, framework, dtypes)
+            facts = models[operation]
+            boundaries[operation] = ModelBoundary(function, plan, capability, framework, facts=facts, made=made)
         plans[operation], capabilities[operation] = plan, capability
     description = Description(
         name,

@@ -35,6 +35,9 @@ Widespread models take statistics and softmax in float32 whatever their dtype; a
 of float32 as soon as one such rounding falls otherwise.
 """
 
+MARK = 1e4
+"""A logit so many times larger than a quarter of the others is none."""
+
 
 def opaque_allowance(logits: Array, dtype: str, noise: float = 0.0, *, coarsest: str | None = None) -> Array:
     """How far the logits of two evaluations that are equal by law may lie apart, element by element.
@@ -45,7 +48,8 @@ def opaque_allowance(logits: Array, dtype: str, noise: float = 0.0, *, coarsest:
 
         A = max(UNITS u max|logits|, NOISE noise),   UNITS and u of the coarsest dtype
 
-    The largest of all logits is the scale: errors measured by the largest of each position scatter more.
+    The largest of all logits is the scale: errors measured by the largest of each position scatter more. Marks such as
+    -1e9 for a token that must not come are none: what exceeds a quarter of the others MARK times has no part in it.
     Source: measured, see above.
     Edges: no logits, no allowance; noise that is not finite allows everything; logits that are not finite have no
     part in the maximum.
@@ -59,5 +63,14 @@ def opaque_allowance(logits: Array, dtype: str, noise: float = 0.0, *, coarsest:
         raise ValueError(f"opaque_allowance: noise: got {noise}, wanted a difference >= 0")
     if not np.isfinite(noise):
         return np.full(np.shape(logits), np.inf)
-    size = np.abs(np.where(np.isfinite(logits), logits, 0.0)).max(initial=0.0)
-    return np.full(np.shape(logits), max(UNITS[inside] * UNIT[inside] * float(size), NOISE * float(noise)))
+    room = max(UNITS[inside] * UNIT[inside] * scale_of(logits), NOISE * float(noise))
+    return np.full(np.shape(logits), room)
+
+
+def scale_of(logits: Array) -> float:
+    """The largest |logit|, marks left out; 0 where there is none."""
+    sizes = np.sort(np.abs(logits[np.isfinite(logits)]))
+    sizes = sizes[sizes > 0]
+    if not sizes.size:
+        return 0.0
+    return float(sizes[sizes <= MARK * sizes[(sizes.size - 1) // 4]].max())

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 
 from veriformer import given_models
-from veriformer.models import OPTIONAL, ModelFacts
+from veriformer.models import ModelFacts, ordered
 from veriformer.moves import GIVES_LOGITS, Move, Program
 
 Variable = Callable[[str], str]
@@ -33,15 +33,9 @@ def move_lines(move: Move, number: int, facts: ModelFacts, variable: Variable) -
 
 def arguments_of(move: Move, number: int, facts: ModelFacts, variable: Variable) -> list[str]:
     """What stands between the brackets of a move's call."""
-    words = facts.takes.get(move.word, {})
-    given = [variable(f"move{number}.{name}") for name in move.arrays if name not in words]
-    if move.word == "step":
-        given += [kept(move.memory)] if "encode" in facts.words else []
-        given.append(kept(move.cache))
-    elif move.word in OPTIONAL:
-        given.insert(0, kept(move.cache))
-    given += [] if move.length is None else [str(move.length)]
-    return given + [f"{words[name]}={variable(f'move{number}.{name}')}" for name in move.arrays if name in words]
+    arrays = {name: variable(f"move{number}.{name}") for name in move.arrays}
+    given, named = ordered(move, facts, arrays, {at: kept(at) for at in (None, move.cache, move.memory)})
+    return [*map(str, given), *(f"{word}={array}" for word, array in named.items())]
 
 
 def kept(number: int | None) -> str:
@@ -50,17 +44,21 @@ def kept(number: int | None) -> str:
 
 
 def made_lines(operation: str, given: list[str], facts: ModelFacts, torch: bool, dtype: str) -> list[str]:
-    """Lines that make the model, in the dtype where its weights are its own."""
+    """Lines that make the model as it is made here: with weights of its own, in the dtype; in eval mode."""
+    lines = ["np.random.seed(0)", *(["torch.manual_seed(0)"] if torch else [])]
     if facts.weights:
-        return [f"model = {operation}({', '.join(given)})"]
-    lines = [f"model = {operation}()" if facts.factory else f"model = {operation}"]
-    lines.insert(0, "np.random.seed(0)")
+        lines.append(f"model = {operation}({', '.join(given)})")
+    else:
+        kind = f"torch.{dtype}" if torch else f"np.{dtype}"
+        lines += [f"torch.set_default_dtype({kind})"] if torch else []
+        called = f"(dtype={kind})" if facts.takes_dtype else "()" if facts.factory else ""
+        lines.append(f"model = {operation}{called}")
     if torch:
-        lines[:0] = [f"torch.set_default_dtype(torch.{dtype})", "torch.manual_seed(0)"]
+        cast = "" if facts.weights else f".to(torch.{dtype})"
         lines += [
-            "for part in [model, *vars(model).values()]:",
+            "for part in [model, *getattr(model, '__dict__', {}).values()]:",
             "    if isinstance(part, torch.nn.Module):",
-            f"        part.to(torch.{dtype}).eval()",
+            f"        part{cast}.eval()",
         ]
     return lines
 
