@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from veriformer.case import Case
 from veriformer.law import Domain, Recipe
@@ -130,6 +131,11 @@ def model_weights(row: Sizes, choice: int, seed: int, domain: Domain) -> dict[st
         found |= {"params.head.w": draw((model, size), model**-0.5), "params.head.b": draw((size,), 0.5)}
     biased = domain.capabilities.biases
     return {name: array for name, array in found.items() if biased or not BIAS.search(name)}
+
+
+def plain_encoder_decoders() -> Recipe:
+    """The most ordinary cases, as a recipe."""
+    return Recipe(plain_encoder_decoder, lambda domain: st.sampled_from(plain_encoder_decoder(domain)))
 
 
 def plain_encoder_decoder(domain: Domain) -> list[Case]:

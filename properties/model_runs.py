@@ -9,7 +9,7 @@ import numpy as np
 
 from veriformer.budgets.opaque import UNIT, opaque_allowance
 from veriformer.case import Case
-from veriformer.expect import expect, expect_close, expect_same
+from veriformer.expect import Refused, expect, expect_close, expect_same
 from veriformer.moves import Move, crop, full, reorder, step
 from veriformer.operations import PARAMS
 from veriformer.properties.model_cases import Go, lengths_of
@@ -80,6 +80,15 @@ def expect_logits(
     ).all():  # a deep or sharp model gets what its noise shows
         allowed = allowance(model, case, wanted, noises_of(model, case, noise))
     expect_close(got, wanted, allowed, what=what)
+
+
+def expect_taken(model: Subject, case: Case, moves: Iterable[Move]) -> None:
+    """A program of ordinary moves raises nothing."""
+    try:
+        model.run(case, moves)
+    except Refused as refused:
+        expect(False, "raised", str(refused))
+    expect(True, "raised", "")
 
 
 def expect_kept(model: Subject, case: Case, got: np.ndarray, wanted: np.ndarray) -> None:

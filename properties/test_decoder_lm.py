@@ -12,18 +12,41 @@ from veriformer.expect import Refused, expect, listed
 from veriformer.law import SINGLE, law
 from veriformer.moves import crop, full, reorder, step, steps
 from veriformer.properties.attention_cases import PICKS
-from veriformer.properties.model_cases import Go, cuts, decoder_cases, walks
+from veriformer.properties.model_cases import Go, cuts, decoder_cases, plain_decoders, walks
 from veriformer.properties.model_runs import (
     Walk,
     chunked,
     expect_kept,
     expect_logits,
     expect_moved,
+    expect_taken,
     last_lengths,
     turned_tokens,
     window_of,
 )
 from veriformer.subject import Subject
+
+
+@law(
+    "decoder_lm",
+    case=plain_decoders(),
+    kind="contract",
+    root=True,
+    source="the convention of step",
+    relative=False,
+    kills=("decoder_lm_steps.py:shape_of_no_cache", "decoder_lm_steps.py:second_step_raises"),
+)
+def steps_are_taken(lm: Subject, case: Case) -> None:
+    """A first step, one after it, and a crop and a reordering where they are offered raise nothing."""
+    tokens = case["tokens"]
+    moves = [step(tokens[:, :1], None, 0), step(tokens[:, 1:2], 0, 1)]
+    moves += [crop(1, 1, 2), step(tokens[:, 1:2], 2, 3)] if lm.domain.provides("crop") else []
+    moves += (
+        [reorder(3 if lm.domain.provides("crop") else 1, np.arange(len(tokens)), 4)]
+        if lm.domain.provides("reorder")
+        else []
+    )
+    expect_taken(lm, case, moves)
 
 
 @law(

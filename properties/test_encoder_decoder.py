@@ -8,7 +8,7 @@ from veriformer.case import Case
 from veriformer.law import SINGLE, law
 from veriformer.moves import Move, crop, reorder, step, steps
 from veriformer.properties.attention_cases import PICKS
-from veriformer.properties.encoder_decoder_cases import encoder_decoder_cases
+from veriformer.properties.encoder_decoder_cases import encoder_decoder_cases, plain_encoder_decoders
 from veriformer.properties.encoder_decoder_runs import (
     after,
     alone,
@@ -21,7 +21,7 @@ from veriformer.properties.encoder_decoder_runs import (
     with_other_source,
 )
 from veriformer.properties.model_cases import cuts, lengths_of
-from veriformer.properties.model_runs import expect_kept, expect_logits, expect_moved
+from veriformer.properties.model_runs import expect_kept, expect_logits, expect_moved, expect_taken
 from veriformer.subject import Subject
 
 MASKS = {"full.mask", "encode.mask"}
@@ -36,6 +36,20 @@ def faults(*names: str) -> tuple[str, ...]:
 def step_faults(*names: str) -> tuple[str, ...]:
     """Variants of impls/faulty/encoder_decoder_steps.py."""
     return tuple(f"encoder_decoder_steps.py:{name}" for name in names)
+
+
+@law(
+    "encoder_decoder",
+    case=plain_encoder_decoders(),
+    kind="contract",
+    root=True,
+    source="the convention of step",
+    relative=False,
+    kills=step_faults("second_step_raises"),
+)
+def steps_are_taken(model: Subject, case: Case) -> None:
+    """Encoding, a first step and one after it raise nothing."""
+    expect_taken(model, case, session(case, [1, 1]))
 
 
 @law(

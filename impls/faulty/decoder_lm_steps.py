@@ -50,6 +50,10 @@ class _Model:
         """tokens[B,m] -> logits[B,m,V], the cache. Raises ValueError for tokens outside the vocabulary."""
         if self.fault == "prompt_of_one_forgotten" and cache is not None and cache[1] == 1:
             cache = ([(k[:, :, :0], v[:, :, :0]) for k, v in cache[0]], *cache[1:])
+        if self.fault == "shape_of_no_cache" and cache is None:
+            cache = cache[0][0][0].shape  # type: ignore[index]
+        if self.fault == "second_step_raises" and cache is not None:
+            raise ValueError("got a cache, wanted none")
         layers, length, prompt = cache or ([None] * len(self.params["layers"]), 0, tokens.shape[1])
         fault, new = self.fault if length or self.fault == "logits_in_one_buffer" else "", tokens.shape[1]
         start = {
@@ -289,6 +293,10 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "leaves-inputs-untouched": {
         "tokens_written": ("transformers#29680", "full writes what comes next into the given tokens"),
+    },
+    "steps-are-taken": {
+        "shape_of_no_cache": ("mutation: a first step is forgotten", "a step without a cache asks for its shape"),
+        "second_step_raises": ("mutation: a check turned round", "a step refuses the cache of the one before"),
     },
     "steps-leave-tokens-untouched": {
         "tokens_written_by_steps": ("transformers#29680", "a step writes what comes next into the given tokens"),

@@ -66,6 +66,8 @@ class _Model:
     def step(self, tokens: NDArray, memory: _Memory, cache: _Cache | None) -> tuple[NDArray, _Cache]:
         """tokens[B,m] -> logits[B,m,V], the cache. Raises ValueError as encode does."""
         fault = self.fault
+        if fault == "second_step_raises" and cache is not None:
+            raise ValueError("got a cache, wanted none")
         if fault == "last_memory_for_all_sessions":
             memory = self.kept["last"]
         if fault == "cross_rows_kept_in_the_model":
@@ -271,6 +273,9 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "target_rows_join_the_memory": ("x-transformers#311", "a step sees the target among the source"),
         "encoder_norm_left_out_of_steps": ("mutation: a norm in one path", "the memory is not normed"),
         "final_norm_left_out_of_steps": ("mutation: a norm in one path", "the head sees what was not normed"),
+    },
+    "steps-are-taken": {
+        "second_step_raises": ("mutation: a check turned round", "a step refuses the cache of the one before"),
     },
     "memory-serves-several-sessions": {
         "cache_kept_in_the_memory": ("mutation: one cache for a memory", "a new session goes on with the last one"),
