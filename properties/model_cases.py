@@ -175,11 +175,6 @@ def recipe(sizes: Callable[[Domain], list[Sizes]], build: Build, examples: int) 
     return Recipe(pinned, strategy)
 
 
-def plain_decoders() -> Recipe:
-    """The most ordinary cases of decoder_lm, as a recipe."""
-    return Recipe(plain_decoder, lambda domain: st.sampled_from(plain_decoder(domain)))
-
-
 def plain_decoder(domain: Domain) -> list[Case]:
     """The most ordinary cases of decoder_lm."""
     return list(decoder_cases(schemes=("rotary",), windows=(None,), examples=2).examples(domain))

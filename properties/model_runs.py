@@ -31,7 +31,7 @@ def noises_of(model: Subject, case: Case, relations: Sequence[str]) -> list[floa
     moves = [Move("full", given)]
     moves += [Move("full", {name: array[rows] for name, array in given.items()}) for rows in picks]
     moves += [Move("full", {**given, last: given[last][:, :length]}) for length in lengths]
-    whole, *others = model.run(case, moves)
+    whole, *others = model.run(case, moves, aside=True)
     parts = [whole[rows] for rows in picks] + [whole[:, :length] for length in lengths]
     return [distance(one, other) for one, other in zip(parts, others, strict=True)]
 

@@ -188,7 +188,9 @@ class Boundary:
     def _returned(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Any:
         """What the function returns, or what the composite returns that it makes of the weights."""
         if self.plan.factory:
-            return self.function(positional[-1], **named)(*positional[:-1])
+            with self.framework.seeded():  # modules draw weights before they are given ours
+                made = self.function(positional[-1], **named)
+            return made(*positional[:-1])
         return self.function(*positional, **named)
 
     def _results(self, returned: Any) -> list[Any]:

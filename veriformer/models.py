@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from veriformer.boundary import Boundary, Request, WrongType, describe_error, quiet
-from veriformer.calling import CallPlan, UsageError, arguments, nearest, plan_call
+from veriformer.calling import CallPlan, UsageError, arguments, plan_call
 from veriformer.case import flattened, nested
 from veriformer.declarations import DTYPES, Capabilities
 from veriformer.moves import Move, Program, full
@@ -115,8 +115,8 @@ def plan_model(target: Any, operation: str) -> CallPlan:
         needed = [name for name in needed if name != "dtype"]
         if needed:
             raise UsageError(
-                f"{operation}: the factory needs {needed[0]!r}{nearest(needed[0], ['params'])}; wanted a factory that "
-                "takes nothing, or one that takes the weights: make(params, *, heads, …)"
+                f"{operation}: the factory needs {needed[0]!r}; wanted one that takes nothing, as in "
+                f"lambda: Model({needed[0]}), or one that takes the weights: make(params, *, heads, …)"
             )
     return CallPlan(operation)
 
@@ -179,6 +179,8 @@ class ModelBoundary(Boundary):
         if move.word == "step":
             if not isinstance(found, (tuple, list)) or len(found) != 2:
                 raise WrongType(f"step returned {type(found).__name__}, wanted a pair: logits and the cache")
+            if not self.framework.is_array(found[0]):
+                raise WrongType(f"step returned a {type(found[0]).__name__} first, wanted (logits, cache)")
             logits, found = [found[0]], found[1]
         if found is None:
             what = "memory" if move.word == "encode" else "cache"
@@ -307,6 +309,11 @@ def _extras(method: Callable[..., Any]) -> dict[str, str]:
     return {ours: name for ours, theirs in STEP_WORDS.items() for name in names if name in theirs}
 
 
+LIMITS = ("max_length", "block_size", "max_position_embeddings")
+"""Attributes that say how many tokens a model takes."""
+
+
 def _number(model: Any, name: str) -> int | None:
-    value = getattr(model, name, None)
+    names = LIMITS if name == "max_length" else (name,)
+    value = next((found for one in names if (found := getattr(model, one, None)) is not None), None)
     return int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None

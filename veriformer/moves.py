@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from veriformer.case import PRINTED, show_array
+
 GIVES_LOGITS = ("full", "step")
 """Words that give logits; what the others give is kept under its number and nothing else is known of it."""
 
@@ -69,12 +71,24 @@ def reorder(cache: int, rows: np.ndarray, into: int) -> Move:
 
 
 def said(program: Sequence[Move]) -> str:
-    """A program in one line, such as 'full(4), step(3), crop(2)': the methods, and how many tokens they take."""
-    return ", ".join(_said(move) for move in program)
+    """A program in one line, such as 'full(4), step(3), crop(2)': the methods, and how many tokens they take.
+
+    Where there are few numbers they stand there themselves: 'full([0,1]), step([0]), crop(1)'.
+    """
+    few = sum(array.size for move in program for array in move.arrays.values()) <= PRINTED
+    return ", ".join(_said(move, few) for move in program)
 
 
-def _said(move: Move) -> str:
-    if move.word == "reorder":
-        return f"reorder({move.arrays['rows'].tolist()})"
+def _said(move: Move, few: bool) -> str:
+    if few or move.word == "reorder":
+        given = [
+            show_array(array) if name in _TOKENS else f"{name}={show_array(array)}"
+            for name, array in move.arrays.items()
+        ]
+        return f"{move.word}({', '.join([*given, *([str(move.length)] if move.length is not None else [])])})"
     tokens = next((move.arrays[name] for name in ("target", "tokens", "source") if name in move.arrays), None)
     return f"{move.word}({move.length if tokens is None else tokens.shape[1]})"
+
+
+_TOKENS = ("target", "tokens", "source", "rows")
+"""Arrays that come first and need no name."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis.errors import Unsatisfiable
-from hypothesis.internal.conjecture import providers
 
 from veriformer.boundary import Interrupts
 from veriformer.calling import UsageError
@@ -26,6 +25,7 @@ from veriformer.law import JUDGED_BESIDE_REFERENCE, Domain, Law
 from veriformer.operations import MAIN
 from veriformer.oracle import COMPOSITES
 from veriformer.reduce import smallest
+from veriformer.searching import no_foreign_constants, search_settings
 from veriformer.subject import Implementation, attempt
 
 EFFORTS = {"smoke": (0, 0), "ci": (50, 15), "deep": (2000, 500)}
@@ -273,7 +273,7 @@ class Item:
         seed = zlib.crc32(f"{self.law.id} {self.dtype} {self.seed}".encode())
         try:
             with no_foreign_constants():
-                hypothesis.seed(seed)(_settings(budget)(given(self.law.strategy(self.domain))(body)))()
+                hypothesis.seed(seed)(search_settings(budget)(given(self.law.strategy(self.domain))(body)))()
         except _Stop:
             arguments, broken = found[0]
             return self._repeated(arguments, broken, f"search, seed {self.seed}")
@@ -312,39 +312,6 @@ class Item:
                 return _VERDICT_OF.get(broken.kind, "fail"), said
             state = ("xfail", entry.reason)
         return state
-
-
-@contextlib.contextmanager
-def no_foreign_constants() -> Iterator[None]:
-    """While it lasts, a seed alone decides what is drawn.
-
-    Hypothesis mixes numbers from the source of every loaded local module into one draw in twenty, so
-    that the same seed would give other cases in another process.
-    """
-    name = "_maybe_draw_constant"
-    provider = getattr(providers, "HypothesisProvider", None)
-    before = getattr(provider, name, None)
-    if before is None:
-        yield
-        return
-    setattr(provider, name, lambda self, *rest, **words: None)
-    try:
-        yield
-    finally:
-        setattr(provider, name, before)
-
-
-def _settings(examples: int) -> Any:
-    return settings(
-        max_examples=examples,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        derandomize=False,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-        report_multiple_bugs=False,
-    )
 
 
 def count(row: Row, trial: Trial) -> None:

@@ -95,6 +95,8 @@ class Call:
     gradient: tuple[str, ...] | None = None
     cotangents: tuple[Any, ...] = ()
     program: Program = ()
+    aside: bool = False
+    """It only helped to say what is allowed."""
 
 
 def vocabulary_of(case: Case, facts: ModelFacts | None) -> int:
@@ -104,12 +106,17 @@ def vocabulary_of(case: Case, facts: ModelFacts | None) -> int:
 
 
 def wanted_shapes(call: Call, facts: ModelFacts | None) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a call's results: for a model, those of the logits of every full and step."""
+    """The shapes of a call's results: for a model, those of the logits of every full and step.
+
+    Raises Refused for a model that could not be made.
+    """
     if facts is None:
         return oracle.shapes(call.case)
     arrays = [move.arrays for move in call.program if move.word in GIVES_LOGITS] or [call.case.arrays]
     tokens = [given["target" if "target" in given else "tokens"] for given in arrays]
-    width = oracle.vocabulary_of(call.case) if facts.weights else facts.width or 0
+    if not facts.weights and facts.width is None:
+        raise Refused(facts.trouble)
+    width = oracle.vocabulary_of(call.case) if facts.weights else facts.width
     return tuple((*one.shape, width) for one in tokens)
 
 
@@ -154,27 +161,29 @@ class Subject:
         cotangents: tuple[Any, ...],
         watch: bool,
         program: Program = (),
+        aside: bool = False,
     ) -> Callable[[], Outcome]:
         """Begin a call; what comes back waits for its outcome."""
         request = Request(case.arrays, case.keywords, case.dtype, case.layout, gradient, cotangents, watch, program)
         about = self.implementation
         if about.start is None:
             outcome = about.call(about.description.name, self.operation, request)
-            return lambda: self._judged(Call(self.operation, case, outcome, gradient, cotangents, program))
+            return lambda: self._judged(Call(self.operation, case, outcome, gradient, cotangents, program, aside))
         fetch = about.start(about.description.name, self.operation, request)
-        return lambda: self._judged(Call(self.operation, case, fetch(), gradient, cotangents, program))
+        return lambda: self._judged(Call(self.operation, case, fetch(), gradient, cotangents, program, aside))
 
-    def run(self, case: Case, moves: Iterable[Move]) -> tuple[np.ndarray, ...]:
+    def run(self, case: Case, moves: Iterable[Move], aside: bool = False) -> tuple[np.ndarray, ...]:
         """The logits of every full and step among the moves of a model, in order.
 
         case: the weights, where the model is made of given ones. Each logits is [B,m,V], B and m those of the tokens.
+        aside: they only help to say what is allowed.
         """
-        return self.walked(case, moves).results
+        return self.walked(case, moves, aside=aside).results
 
-    def walked(self, case: Case, moves: Iterable[Move], watch: bool = False) -> Outcome:
+    def walked(self, case: Case, moves: Iterable[Move], watch: bool = False, aside: bool = False) -> Outcome:
         """Everything that came of a program of moves."""
         program = tuple(moves)
-        outcome = self._begun(case.as_operation(self.operation), None, (), watch, program)()
+        outcome = self._begun(case.as_operation(self.operation), None, (), watch, program, aside)()
         shapes = wanted_shapes(Call(self.operation, case, outcome, program=program), self.facts)
         asked = [move for move in program if move.word in GIVES_LOGITS]
         for move, logits, wanted in zip(asked, outcome.results, shapes, strict=True):

@@ -36,7 +36,9 @@ def show_run(report: Report, folder: str, whole: str | None, junit: str | None) 
     total = sum(1 for _ in items(laws, report.implementations, "smoke", 0, 0.0, report.settings.dtypes))
     if not total:
         operations = {operation for one in report.implementations for operation in one.description.plans}
-        raise UsageError(f"none of the chosen laws and dtypes applies to {', '.join(sorted(operations))}")
+        judged = {op: ", ".join(one.dtypes(op)) for one in report.implementations for op in one.description.plans}
+        known = "; ".join(f"{operation} is judged in {judged[operation]}" for operation in sorted(operations))
+        raise UsageError(f"none of the chosen laws and dtypes applies: {known}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:

@@ -45,7 +45,7 @@ def kept(number: int | None) -> str:
 
 def made_lines(operation: str, given: list[str], facts: ModelFacts, torch: bool, dtype: str) -> list[str]:
     """Lines that make the model as it is made here: with weights of its own, in the dtype; in eval mode."""
-    lines = ["np.random.seed(0)", *(["torch.manual_seed(0)"] if torch else [])]
+    lines = ["np.random.seed(0)", *(["torch.manual_seed(0)", "torch.set_grad_enabled(False)"] if torch else [])]
     if facts.weights:
         lines.append(f"model = {operation}({', '.join(given)})")
     else:

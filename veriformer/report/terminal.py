@@ -214,7 +214,8 @@ def failures(console: Console, report: Report, scripts: dict[str, tuple[str, str
             block(console, mine[0], [row.dtype for row in mine[1:]], scripts.get(mine[0].id, ("", "")))
         rest = [law.name for law in laws if law not in shown]
         if rest:
-            said = f"and {len(rest)} more laws of {laws[0].operation} fail for {rows[0].implementation}: "
+            said = f"and {len(rest)} more law{'s' * (len(rest) > 1)} of {laws[0].operation} "
+            said += f"fail{'s' * (len(rest) == 1)} for {rows[0].implementation}: "
             two_columns(console, [("", said + ", ".join(rest))], 8)
         console.print()
 
@@ -259,7 +260,7 @@ def block(console: Console, row: Row, others: Sequence[str], script: tuple[str, 
 
 def failure_lines(failure: Failure) -> list[tuple[str, str]]:
     """The case, or the calls where the law compares several, and what came."""
-    calls = list(dict.fromkeys(called(call) for call in failure.calls))
+    calls = list(dict.fromkeys(called(call) for call in failure.calls if not call.aside))
     if len(calls) < 2:
         return [("case", calls[0] if calls else failure.case.describe()), ("got", failure.message)]
     lines = [(f"call {number}", line) for number, line in enumerate(calls[:3], 1)]
