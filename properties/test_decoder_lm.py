@@ -38,6 +38,8 @@ from veriformer.subject import Subject
 def steps_are_taken(lm: Subject, case: Case) -> None:
     """A first step, a chunk and a token after it, and a crop and a reordering where they are offered raise nothing."""
     tokens, length = case["tokens"], case["tokens"].shape[1]
+    if length < 2:
+        return
     chunk = 2 if lm.capabilities.chunked_steps else 1
     cuts = [0, 1, *range(1 + chunk, length, chunk), length]
     moves = [full(tokens), *steps(tokens, np.diff(cuts).tolist())]

@@ -49,7 +49,8 @@ def step_faults(*names: str) -> tuple[str, ...]:
 )
 def steps_are_taken(model: Subject, case: Case) -> None:
     """Encoding, a first step and one after it raise nothing."""
-    expect_taken(model, case, session(case, [1, 1]))
+    if case["target"].shape[1] > 1:
+        expect_taken(model, case, session(case, [1, 1]))
 
 
 @law(
