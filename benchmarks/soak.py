@@ -18,7 +18,7 @@ from typing import Any
 from veriformer.catalogue import all_laws
 from veriformer.checking import RED, Settings, open_targets
 from veriformer.declarations import DTYPES
-from veriformer.law import Law
+from veriformer.law import Law, find_laws
 from veriformer.running import Item, Row, items
 from veriformer.subject import Implementation
 from veriformer.targets import Options
@@ -45,13 +45,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", nargs="*", default=["numpy", "torch"])
     parser.add_argument("--seeds", default="1-20", help="FIRST-LAST")
-    parser.add_argument("--laws", nargs="*", default=[], help="names of laws; all if absent")
+    parser.add_argument("--laws", nargs="*", default=[], help="operations, ids or names of laws; all if absent")
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES))
     parser.add_argument("--max-time", type=float, default=float("inf"), metavar="S")
     options = parser.parse_args()
     first, last = map(int, options.seeds.split("-"))
     deadline = time.monotonic() + options.max_time
-    laws = [law for law in all_laws() if not options.laws or law.name in options.laws]
+    laws = find_laws(all_laws(), options.laws) if options.laws else list(all_laws())
     counts: collections.Counter[str] = collections.Counter()
     with ExitStack() as stack:
         opened = list(open_targets(options.targets, Options(), Settings(isolate=False), stack))
