@@ -109,7 +109,7 @@ def chunked(model: Subject, case: Case, moves: Iterable[Move]) -> tuple[np.ndarr
 class Walk:
     """A walk written down as moves: after each step stands the whole of what it has seen, by `full`.
 
-    tokens: from which the new ones are taken in turn. steps: how many tokens each step took.
+    tokens: from which the new ones are taken in turn.
     """
 
     model: Subject
@@ -117,7 +117,6 @@ class Walk:
     seen: np.ndarray = field(init=False)
     cache: int | None = None
     moves: list[Move] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
     taken: int = 0
     given: int = 0
 
@@ -139,7 +138,6 @@ class Walk:
         self.seen = np.concatenate([self.seen, new], axis=1)
         self.moves += [step(new, self.cache, self._number()), full(self.seen)]
         self.cache = self.taken
-        self.lengths.append(new.shape[1])
 
     def _crop(self, number: int) -> None:
         if self.cache is None or not self.model.domain.provides("crop"):
@@ -169,9 +167,10 @@ class Walk:
         return self.taken
 
 
-def last_lengths(case: Case, cut: Sequence[int], model: Subject) -> list[int]:
-    """The lengths of the chunks into which a case's tokens are cut."""
-    return lengths_of(cut, case["tokens"].shape[1], model.domain)
+def cut_up(model: Subject, case: Case, cut: Sequence[int]) -> list[int]:
+    """The lengths of the chunks into which a case's tokens, or its target, are cut."""
+    tokens = case["target" if "target" in case.arrays else "tokens"]
+    return lengths_of(cut, tokens.shape[1], model.domain)
 
 
 def turned_tokens(lm: Subject, case: Case) -> np.ndarray:

@@ -15,11 +15,11 @@ from veriformer.properties.model_cases import Go, cuts, decoder_cases, walks
 from veriformer.properties.model_runs import (
     Walk,
     chunked,
+    cut_up,
     expect_kept,
     expect_logits,
     expect_moved,
     expect_taken,
-    last_lengths,
     turned_tokens,
     window_of,
 )
@@ -67,7 +67,7 @@ def steps_are_taken(lm: Subject, case: Case) -> None:
 )
 def cache_changes_nothing(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     """Tokens given in chunks of any lengths, each with the cache of those before, have the logits of the whole."""
-    lengths = last_lengths(case, cut, lm)
+    lengths = cut_up(lm, case, cut)
     whole, parts = chunked(lm, case, [full(case["tokens"]), *steps(case["tokens"], lengths)])
     expect_logits(lm, case, parts, whole, what=f"chunks of {lengths}:")
 
@@ -155,7 +155,7 @@ def rows_do_not_interact(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     """Other tokens in the other rows of the batch leave a row's logits as they are, in the whole and in steps."""
     tokens, changed = case["tokens"], turned_tokens(lm, case)
     changed[0] = tokens[0]
-    lengths = last_lengths(case, cut, lm)
+    lengths = cut_up(lm, case, cut)
     again = steps(changed, lengths, first=len(lengths))
     whole, *parts = lm.run(case, [full(tokens), *steps(tokens, lengths), full(changed), *again])
     count = len(lengths)
@@ -235,7 +235,7 @@ def reorder_moves_rows(lm: Subject, case: Case, pick: int) -> None:
 def new_cache_is_empty(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     """A session that begins without a cache knows nothing of those before it."""
     tokens, others = case["tokens"], turned_tokens(lm, case)
-    lengths = last_lengths(case, cut, lm)
+    lengths = cut_up(lm, case, cut)
     moves = [full(tokens), *steps(others, lengths), *steps(tokens, lengths, first=len(lengths))]
     whole, *parts = lm.run(case, moves)
     expect_logits(lm, case, np.concatenate(parts[len(lengths) :], axis=1), whole)
@@ -314,7 +314,7 @@ def old_caches_stay_valid(lm: Subject, case: Case) -> None:
 )
 def steps_leave_tokens_untouched(lm: Subject, case: Case, cut: tuple[int, ...]) -> None:
     """No step changes a bit of the tokens that it is given."""
-    changed = lm.walked(case, steps(case["tokens"], last_lengths(case, cut, lm)), watch=True).changed
+    changed = lm.walked(case, steps(case["tokens"], cut_up(lm, case, cut)), watch=True).changed
     expect(not changed, "input changed", f"{listed(changed or '-')} changed during a step, wanted it untouched")
 
 

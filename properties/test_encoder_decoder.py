@@ -20,8 +20,8 @@ from veriformer.properties.encoder_decoder_runs import (
     whole,
     with_other_source,
 )
-from veriformer.properties.model_cases import cuts, lengths_of
-from veriformer.properties.model_runs import expect_kept, expect_logits, expect_moved, expect_taken
+from veriformer.properties.model_cases import cuts
+from veriformer.properties.model_runs import cut_up, expect_kept, expect_logits, expect_moved, expect_taken
 from veriformer.subject import Subject
 
 MASKS = {"full.mask", "encode.mask"}
@@ -347,11 +347,6 @@ def old_caches_stay_valid(model: Subject, case: Case) -> None:
     _, _, _, went_on, again = model.run(case, [*head, *forked])
     expect_kept(model, case, went_on, alone_on)
     expect_kept(model, case, again, first)
-
-
-def cut_up(model: Subject, case: Case, cut: tuple[int, ...]) -> list[int]:
-    """The lengths of the chunks into which a case's target is cut."""
-    return lengths_of(cut, case["target"].shape[1], model.domain)
 
 
 def expect_sessions(model: Subject, cases: list[Case], moves: list[Move]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,19 @@ WIDTH, HEADS = 8, 2
 """Of the stand-in for a model whose weights nobody knows."""
 
 
-class ReferenceDecoder:
+class _Cached:
+    """What can be done with the reference's caches, whichever model they are of."""
+
+    def crop(self, cache: Any, length: int) -> Any:
+        """The cache as it was after `length` tokens."""
+        return reference.crop(cache, length)
+
+    def reorder(self, cache: Any, rows: Any) -> Any:
+        """The cache with batch row i taken from row rows[i]."""
+        return reference.reorder(cache, rows)
+
+
+class ReferenceDecoder(_Cached):
     """The decoder-only model of the reference with a cache; old caches stay valid.
 
     params: decoder_lm; keywords: heads, norm, alpha, window, positions, max_length. See `reference.decoder_lm`.
@@ -33,20 +46,12 @@ class ReferenceDecoder:
             tokens, cache, self.params, mask=mask, at=positions, capacity=self.max_length, **self.keywords
         )
 
-    def crop(self, cache: Any, length: int) -> Any:
-        """The cache as it was after `length` tokens."""
-        return reference.crop(cache, length)
-
-    def reorder(self, cache: Any, rows: Any) -> Any:
-        """The cache with batch row i taken from row rows[i]."""
-        return reference.reorder(cache, rows)
-
     def _fits(self, length: int) -> None:
         if self.max_length is not None and length > self.max_length:
             raise ValueError(f"got {length} tokens, wanted at most {self.max_length}")
 
 
-class ReferenceEncoderDecoder:
+class ReferenceEncoderDecoder(_Cached):
     """The encoder-decoder of the reference with a cache. See `reference.transformer`."""
 
     def __init__(self, params: dict[str, Any], **keywords: Any) -> None:
@@ -64,19 +69,12 @@ class ReferenceEncoderDecoder:
         """logits[B,m,V] and the cache."""
         return reference.transformer_step(tokens, memory, cache, self.params, **self.keywords)
 
-    def crop(self, cache: Any, length: int) -> Any:
-        """The cache as it was after `length` tokens."""
-        return reference.crop(cache, length)
-
-    def reorder(self, cache: Any, rows: Any) -> Any:
-        """The cache with batch row i taken from row rows[i]."""
-        return reference.reorder(cache, rows)
-
 
 MODELS: Mapping[str, Any] = {"decoder_lm": ReferenceDecoder, "encoder_decoder": ReferenceEncoderDecoder}
 """operation -> the reference's factory for it, with weights."""
 
 
+@functools.cache
 def stand_in(
     operation: str, vocabulary: int, window: int | None = None, max_length: int | None = None, source: int | None = None
 ) -> Any:

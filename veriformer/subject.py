@@ -99,12 +99,6 @@ class Call:
     """It only helped to say what is allowed."""
 
 
-def vocabulary_of(case: Case, facts: ModelFacts | None) -> int:
-    """How many tokens a model knows: of the weights of the case, or of its own."""
-    own = facts is not None and not facts.weights
-    return (facts.vocabulary or 0) if own else oracle.vocabulary_of(case)  # type: ignore[union-attr]
-
-
 def wanted_shapes(call: Call, facts: ModelFacts | None) -> tuple[tuple[int, ...], ...]:
     """The shapes of a call's results: for a model, those of the logits of every full and step.
 
@@ -198,7 +192,8 @@ class Subject:
 
     def vocabulary(self, case: Case) -> int:
         """How many tokens a model knows."""
-        return vocabulary_of(case, self.facts)
+        own = self.facts is not None and not self.facts.weights
+        return (self.facts.vocabulary or 0) if own else oracle.vocabulary_of(case)  # type: ignore[union-attr]
 
     def shapes(self, case: Case) -> tuple[tuple[int, ...], ...]:
         """The shapes of the results."""
