@@ -2,12 +2,13 @@
 
 Array-API style: the same lines run on NumPy, torch and array-api-strict. Pure functions.
 Reading order: softmax, normalization, positions, attention, activations, feed_forward, embedding,
-dropout, layers, transformer, initialization, decoding, generation; for kernels, varlen and kv_cache.
+dropout, layers, transformer, initialization, decoding, generation, act; for kernels, varlen and kv_cache.
 `loops`, `loops_layers` and `loops_models` say the same again in scalar loops.
 
 Take functions from here or from their file (`from veriformer.reference.attention import attention`).
 """
 
+from veriformer.reference.act import act_loop, adaptive_computation_time, halting_weights, ponder_cost, recurrent_act
 from veriformer.reference.activations import gelu, relu
 from veriformer.reference.attention import attention, attention_with_lse, visible_keys
 from veriformer.reference.decoding import (
@@ -39,6 +40,8 @@ from veriformer.reference.transformer import decoder, decoder_lm, encoder, trans
 from veriformer.reference.varlen import varlen_attention
 
 __all__ = [
+    "act_loop",
+    "adaptive_computation_time",
     "alibi_bias",
     "attend",
     "attention",
@@ -60,6 +63,7 @@ __all__ = [
     "gelu",
     "generate",
     "greedy",
+    "halting_weights",
     "initial_decoder_lm",
     "initial_layer",
     "initial_transformer",
@@ -69,6 +73,8 @@ __all__ = [
     "logsumexp",
     "multi_head_attention",
     "next_token_probabilities",
+    "ponder_cost",
+    "recurrent_act",
     "relu",
     "reorder",
     "rms_norm",
