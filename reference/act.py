@@ -10,7 +10,6 @@ Conventions:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from array_api_compat import array_namespace, device
@@ -67,7 +66,7 @@ def halting_weights(halting: Any, *, epsilon: float = 0.01, comparison: str = "a
 
 
 def act_loop(
-    step: Callable[[Any, int], tuple[Any, Any]],
+    step: Any,
     state: Any,
     *,
     max_steps: int,
@@ -98,7 +97,7 @@ def act_loop(
 
 
 def recurrent_act(
-    cell: Callable[[Any, Any], tuple[Any, Any, Any]],
+    cell: Any,
     x: Any,
     state: Any,
     *,
