@@ -11,7 +11,7 @@ from veriformer.budgets.opaque import UNIT, opaque_allowance
 from veriformer.case import Case
 from veriformer.expect import Refused, expect, expect_close, expect_same
 from veriformer.moves import Move, crop, full, reorder, step
-from veriformer.operations import PARAMS
+from veriformer.operation import PARAMS
 from veriformer.properties.model_cases import Go, lengths_of
 from veriformer.subject import Subject
 

@@ -49,7 +49,7 @@ def returns_an_array(subject: Subject, case: Case) -> None:
     except Refused as refused:
         expect(False, "raised", str(refused))
         return
-    for name, result, wanted in zip(subject.results, outcome.results, subject.shapes(case), strict=True):
+    for name, result, wanted in zip(subject.results_for(case), outcome.results, subject.shapes(case), strict=True):
         expect(result.shape == wanted, "shape", f"{name} has shape {result.shape}, wanted {wanted}")
 
 
@@ -62,9 +62,9 @@ def returns_an_array(subject: Subject, case: Case) -> None:
     kills=("hygiene.py:softmax_returns_float64", "attention_with_lse.py:lse_always_float32"),
 )
 def keeps_the_dtype(subject: Subject, case: Case) -> None:
-    """Results have the first input's dtype, tables without one float32, ids int64; lse float32 beside 16-bit inputs."""
+    """Results have the first input's dtype, tables float32, ids and steps int64, lse float32 beside 16-bit inputs."""
     outcome = subject.outcome(case)
-    for name, got in zip(subject.results, outcome.dtypes, strict=True):
+    for name, got in zip(subject.results_for(case), outcome.dtypes, strict=True):
         dtype = case.table.result_dtype(name, case.dtype)
         expect(got == dtype, "dtype", f"{name} is {got}, wanted {dtype}")
 
@@ -79,7 +79,7 @@ def keeps_the_dtype(subject: Subject, case: Case) -> None:
 )
 def finite_on_plain_data(subject: Subject, case: Case) -> None:
     """Moderate numbers give finite numbers."""
-    for name, result in zip(subject.results, results_of(subject, case), strict=True):
+    for name, result in zip(subject.results_for(case), results_of(subject, case), strict=True):
         expect_finite(result, what=name)
 
 

@@ -22,6 +22,7 @@ from veriformer.calling import CallPlan, arguments
 from veriformer.case import flattened
 from veriformer.declarations import Capabilities
 from veriformer.moves import Program
+from veriformer.operation import LISTED
 from veriformer.operations import OPERATIONS
 
 REFUSALS = (NotImplementedError, ValueError, RuntimeError, AssertionError, TypeError)
@@ -168,7 +169,7 @@ class Boundary:
         try:
             with quiet():
                 returned = self._returned(request, positional, named, natives)
-                results = self._results(returned)
+                results = self._results(returned, request)
                 gradients = {}
                 if request.gradient is not None:
                     gradients = self._gradients(request, results, positional, named, natives)
@@ -193,15 +194,20 @@ class Boundary:
             return made(*positional[:-1])
         return self.function(*positional, **named)
 
-    def _results(self, returned: Any) -> list[Any]:
+    def _results(self, returned: Any, request: Request) -> list[Any]:
         """The results in our order. Raises WrongType where something else came."""
-        names, pick = OPERATIONS[self.plan.operation].results, self.plan.pick
+        table, pick = OPERATIONS[self.plan.operation], self.plan.pick
+        names = table.results_for(request.arrays)
         several, kind = isinstance(returned, (tuple, list)), type(returned).__name__
-        if several and pick is None and len(names) == 1:
+        if table.number and isinstance(returned, (int, float)) and not isinstance(returned, bool):
+            return [self.framework.native(np.asarray(float(returned)), request.dtype)]
+        if several and pick is None and not table.several:
             said = f"returned a {kind} of {len(returned)}, wanted one array"
             raise WrongType(f"{said}; if it is among them, say where with --returns out,lse")
-        if not several and (pick is not None or len(names) > 1):
+        if not several and (pick is not None or table.several):
             raise WrongType(f"returned {kind}, wanted a tuple: {', '.join(names)}")
+        if several and pick is None and len(returned) != len(names) and table.results[0].startswith(LISTED):
+            raise WrongType(f"returned a {kind} of {len(returned)}, wanted one of {len(names)}, as were given")
         if several:
             places = pick or tuple(range(len(names)))
             if len(returned) <= max(places):
@@ -247,7 +253,7 @@ class Boundary:
 
     def _zeros(self, result: Any) -> Any:
         values, dtype = self.framework.read(result)
-        return self.framework.native(np.zeros(values.shape), dtype)
+        return self.framework.native(np.zeros(values.shape, values.dtype), dtype)
 
     def _products(self, returned: Any, natives: dict[str, Any]) -> dict[str, Any]:
         """What OPERATION_vjp returned, by the names of the arrays. Raises WrongType where it is something else."""

@@ -15,7 +15,8 @@ import numpy as np
 
 from veriformer.case import nested
 from veriformer.declarations import Capabilities
-from veriformer.operations import GIVEN, OPERATIONS, PARAMS, Operation
+from veriformer.operation import LISTED, PARAMS, Operation
+from veriformer.operations import OPERATIONS
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "causal": ("causal", "is_causal"),
@@ -30,6 +31,16 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "top_k": ("top_k", "k"),
     "top_p": ("top_p", "p"),
     "eps": ("eps", "epsilon"),
+    "epsilon": ("epsilon", "eps"),
+    "max_steps": ("max_steps", "max_ponder", "steps_limit"),
+    "label_smoothing": ("label_smoothing", "smoothing"),
+    "ignore_index": ("ignore_index", "ignore_id"),
+    "lr": ("lr", "learning_rate"),
+    "beta1": ("beta1", "b1"),
+    "beta2": ("beta2", "b2"),
+    "weight_decay": ("weight_decay", "wd"),
+    "width": ("width", "d_model", "model_size"),
+    "warmup": ("warmup", "warmup_steps"),
     "heads": ("heads", "num_heads", "n_heads", "nhead"),
     "base": ("base", "theta", "rope_theta"),
     "max_length": ("max_length", "max_len", "max_seq_len", "capacity"),
@@ -218,15 +229,16 @@ def arguments(
     table = OPERATIONS[plan.operation]
     natives = {}
     for name, values in request.arrays.items():
-        if name == "mask":
-            values = _mask_values(values, capabilities.mask_means)
+        if table.kind(name) == "bool":
+            values = mask_values(values, capabilities.mask_means)
         if capabilities.layout == "BTHD" and name in table.headed:
             values = np.ascontiguousarray(values.transpose(0, 2, 1, 3))
         natives[name] = framework.native(values, request.dtype, request.layout)
     named: dict[str, Any] = {plan.keywords[name]: table.keywords.get(name) for name in plan.always}
     named |= {plan.keywords[name]: natives[name] for name in table.options if name in natives}
     for name, value in request.keywords.items():
-        if name not in table.scalars:
+        one_dialect = name == "preset" and name not in plan.keywords  # declared, and not asked for in words
+        if name not in table.scalars and not one_dialect:
             theirs = plan.keywords[name]
             named[theirs] = _window(value, theirs) if name == "window" else value
     q, k = request.arrays.get("q"), request.arrays.get("k", request.arrays.get("k_new"))
@@ -239,8 +251,10 @@ def arguments(
         positional.append(
             nested({name: native for name, native in natives.items() if name.startswith(PARAMS)})["params"]
         )
-    if "model" in table.positional:
-        positional.insert(0, framework.given_model(natives[GIVEN + "table"]))
+    if table.given:
+        positional.insert(0, framework.given(table.given, [natives[name] for name in table.params]))
+    if LISTED in table.results[0]:
+        positional.insert(0, [native for name, native in natives.items() if name.startswith(LISTED)])
     return positional, named, natives
 
 
@@ -257,7 +271,8 @@ def signature_of(table: Operation, shapes: bool = False) -> str:
     return f"({', '.join((*first, *(('*', *words) if words else ())))})"
 
 
-def _mask_values(values: np.ndarray, means: str) -> np.ndarray:
+def mask_values(values: np.ndarray, means: str) -> np.ndarray:
+    """A mask, True = may attend, in the terms of a declared `mask_means`."""
     if means == "drop":
         return ~values
     if means == "additive":

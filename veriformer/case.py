@@ -10,7 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from veriformer.operations import OPERATIONS, PARAMS, Operation, patterned
+from veriformer.operation import LISTED, PARAMS, Operation, patterned
+from veriformer.operations import OPERATIONS
 
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
 PRINTED = 64
@@ -112,13 +113,19 @@ class Case:
             if name not in self.table.options:
                 for label, length in zip(self.labels(name), self.arrays[name].shape, strict=True):
                     found.update(solved(label, length, found))
+        for name in self.table.options:  # what comes as an option is as long as nothing else, such as a memory
+            if name in self.arrays and self.table.kind(name) == "float":
+                found = {**dict(zip(self.labels(name), self.arrays[name].shape, strict=True)), **found}
         return found
 
     def labels(self, name: str) -> list[str]:
         """Names of the axes that an array really has."""
         axes, count = list(self.table.axes(name)), self.arrays[name].ndim
         if axes[:1] == ["..."]:
-            axes[:1] = [str(i) for i in range(count - len(axes) + 1)]
+            owner = (
+                name.partition(".")[2] + "." if name.startswith(LISTED) else ""
+            )  # each of a list has a shape of its own
+            axes[:1] = [f"{owner}{i}" for i in range(count - len(axes) + 1)]
         return axes
 
     def size(self, axis: str) -> int:
@@ -137,7 +144,7 @@ class Case:
 
     def describe(self) -> str:
         """One line: sizes, keywords and, where they are few, the values."""
-        sizes = {axis: n for axis, n in self.sizes().items() if not axis.isdigit()}
+        sizes = {axis: n for axis, n in self.sizes().items() if not nameless(axis)}
         parts = []
         if self.table.free:
             first = next(iter(self.table.arrays))
@@ -251,6 +258,11 @@ def flattened(tree: Any, prefix: str) -> dict[str, Any]:
     else:
         return {prefix: tree}
     return {name: value for key, one in pairs for name, value in flattened(one, f"{prefix}.{key}").items()}
+
+
+def nameless(label: str) -> bool:
+    """Whether an axis has a number and no name: one of any leading ones."""
+    return label.replace(".", "").isdigit()
 
 
 def solved(label: str, length: int, known: Mapping[str, int]) -> dict[str, int]:

@@ -14,7 +14,8 @@ from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import DTYPES
 from veriformer.isolate import Remote, WorkerLost
 from veriformer.law import Law, find_laws
-from veriformer.operations import MAIN, OPERATIONS
+from veriformer.operation import MAIN
+from veriformer.operations import OPERATIONS
 from veriformer.oracle import COMPOSITES
 from veriformer.running import EFFORTS, FIRST, Item, Row, block, items
 from veriformer.subject import Implementation

@@ -14,7 +14,7 @@ from typing import Any
 
 import veriformer
 from veriformer.calling import UsageError, nearest
-from veriformer.operations import MAIN
+from veriformer.operation import MAIN
 from veriformer.targets import Options, words
 
 FOLDER = ".veriformer"

@@ -14,6 +14,17 @@ from typing import Any
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Every dtype the suite knows, in the order they are judged and printed."""
+PRESETS = (
+    "default",
+    "graves",
+    "ut_paper_text",
+    "t2t_basic",
+    "t2t_accumulated",
+    "t2t_global",
+    "pondernet",
+    "fixed",
+)
+"""Dialects of the Universal Transformer, by name."""
 
 
 def _choice(default: Any, allowed: tuple[Any, ...] | None, text: str) -> Any:
@@ -74,6 +85,25 @@ class Capabilities:
         ("temperature_first", "temperature_last"),
         "top_p counts the mass after temperature, or before it",
     )
+    smoothing: str = _choice(
+        "all",
+        ("all", "others", "others_but_padding"),
+        "label smoothing spreads over all classes, the others, or the others but ignore_index, then a class",
+    )
+    all_ignored: str = _choice("nan", ("nan", "zero"), "mean loss where every target is ignored")
+    weight_decay: str = _choice(
+        "decoupled", ("decoupled", "coupled"), "decay of the parameter itself (AdamW), or added to its gradient (L2)"
+    )
+    adam_epsilon: str = _choice(
+        "corrected", ("corrected", "uncorrected"), "eps beside the root of the corrected v, or of v itself"
+    )
+    clip_epsilon: float = _choice(0.0, None, "a number that clipping adds to the norm by which it divides")
+    halting_comparison: str = _choice(
+        "at_least", ("at_least", "above"), "ACT halts where the halting sum reaches 1 - epsilon, or exceeds it"
+    )
+    presets: tuple[str, ...] = _choice(
+        ("default",), None, "dialects of the Universal Transformer accepted: " + ", ".join(PRESETS)
+    )
     saved_statistics: Any = _choice(
         "float32", None, "dtype in which a norm or logsumexp keeps its statistics for the backward"
     )
@@ -121,6 +151,11 @@ class Capabilities:
             for one in value.values() if isinstance(value, Mapping) else (value,):
                 if one not in ("storage", *DTYPES):
                     raise ValueError(f"{name}={one!r} is no dtype; wanted storage or one of {', '.join(DTYPES)}")
+        for preset in self.presets:
+            if preset not in PRESETS:
+                raise ValueError(f"presets: {preset!r} is not known; known are {', '.join(PRESETS)}")
+        if not isinstance(self.clip_epsilon, (int, float)) or not self.clip_epsilon >= 0:
+            raise ValueError(f"clip_epsilon={self.clip_epsilon!r}: wanted a number >= 0, as in clip_epsilon=1e-6")
         for name in ("widths", "blocks"):
             if not all(isinstance(size, int) and size > 0 for size in getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)!r}: wanted whole numbers above 0, as in {name}=32,64")
@@ -161,10 +196,20 @@ def _parse_value(value: Any, default: Any) -> Any:
     if isinstance(default, bool):
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         return words.get(value.lower(), value)
+    if isinstance(default, float):
+        return _number(value)
     if isinstance(default, tuple):
         parts = [part.strip() for part in value.split(",") if part.strip()]
         return tuple(int(part) if part.isdigit() else part for part in parts)
     return value
+
+
+def _number(word: str) -> Any:
+    """The number that a word is, or the word, which then is no choice."""
+    try:
+        return float(word)
+    except ValueError:
+        return word
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,12 @@ import numpy as np
 from veriformer import reference
 from veriformer.case import nested
 from veriformer.declarations import Capabilities
-from veriformer.given_models import TableModel
-from veriformer.operations import GIVEN, OPERATIONS, PARAMS
+from veriformer.given_models import given
+from veriformer.operation import LISTED, PARAMS
+from veriformer.operations import OPERATIONS
+
+TABLES = ("sinusoidal_positions", "alibi_bias")
+"""Operations that make a table of numbers alone; the reference asks for an array like which it should be."""
 
 
 def words_of(operation: str, capabilities: Capabilities) -> dict[str, Any]:
@@ -32,8 +36,27 @@ def words_of(operation: str, capabilities: Capabilities) -> dict[str, Any]:
             "order": capabilities.sampling_order,
             "exactly_k": capabilities.exact_top_k,
         },
+        "cross_entropy": {"smoothing": capabilities.smoothing, "all_ignored": capabilities.all_ignored},
+        "adamw_step": {"decay": capabilities.weight_decay, "epsilon_place": capabilities.adam_epsilon},
+        "clip_by_global_norm": {"plus": capabilities.clip_epsilon},
+        "adaptive_computation_time": {"comparison": capabilities.halting_comparison},
+        "act_loop": {"comparison": capabilities.halting_comparison},
     }
     return choices.get(operation, {})
+
+
+def positional_of(operation: str, arrays: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[Any]:
+    """The arguments that the reference's function and its budget take by position."""
+    table = OPERATIONS[operation]
+    positional = [arrays[name] for name in table.arrays] + [keywords[name] for name in table.scalars]
+    if table.given:
+        ours = given(table.given, [arrays[name] for name in table.params])
+        positional.insert(0, ours.step if table.given == "model" else ours)
+    if table.results[0].startswith(LISTED):
+        positional.insert(0, [array for name, array in arrays.items() if name.startswith(LISTED)])
+    if "params" in table.positional:
+        positional.append(nested({n: a for n, a in arrays.items() if n.startswith(PARAMS)})["params"])
+    return positional
 
 
 def reference_call(
@@ -44,15 +67,14 @@ def reference_call(
     keywords: those that are given, positional scalars among them. The result is the reference's own.
     """
     table = OPERATIONS[operation]
-    positional = [arrays[name] for name in table.arrays] + [keywords[name] for name in table.scalars]
-    if "model" in table.positional:
-        positional.insert(0, TableModel(arrays[GIVEN + "table"]).step)
-    if "params" in table.positional:
-        positional.append(nested({n: a for n, a in arrays.items() if n.startswith(PARAMS)})["params"])
+    positional = positional_of(operation, arrays, keywords)
     limits = {"max_length"} if table.words else set()  # of a cache, which the whole has none of
     named = {name: value for name, value in keywords.items() if name not in {*table.scalars, *limits}}
     named |= {name: arrays[name] for name in table.options if name in arrays}
-    if not table.arrays:
+    if operation in TABLES:
         named["like"] = np.zeros(0)
-    function = getattr(reference, "transformer" if operation == "encoder_decoder" else operation)
+    renamed = {"encoder_decoder": "transformer"}
+    if named.get("preset", "default") != "default":
+        renamed["universal_transformer"] = "universal_dialect"
+    function = getattr(reference, renamed.get(operation, operation))
     return function(*positional, **named, **words_of(operation, capabilities))

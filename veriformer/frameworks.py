@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from veriformer.case import NUMPY_DTYPES
-from veriformer.given_models import TableModel
+from veriformer.given_models import given
 
 FRAMEWORKS = ("numpy", "torch")
 
@@ -121,9 +121,9 @@ class Numpy:
         """Versions for the header."""
         return {"numpy": np.__version__}
 
-    def given_model(self, table: Any) -> Any:
-        """A small model of ours that a function under test is given."""
-        return TableModel(table)
+    def given(self, kind: str, arrays: Sequence[Any]) -> Any:
+        """A small model or step of ours that a function under test is given."""
+        return given(kind, arrays)
 
     def in_dtype(self, dtype: str) -> Any:
         """A context in which a model is made; NumPy has no default to set."""
@@ -264,9 +264,9 @@ class Torch:
         """Versions for the header."""
         return {"torch": self.torch.__version__, "numpy": np.__version__}
 
-    def given_model(self, table: Any) -> Any:
-        """A small model of ours that a function under test is given."""
-        return TableModel(table)
+    def given(self, kind: str, arrays: Sequence[Any]) -> Any:
+        """A small model or step of ours that a function under test is given."""
+        return given(kind, arrays)
 
     @contextlib.contextmanager
     def in_dtype(self, dtype: str) -> Iterator[None]:

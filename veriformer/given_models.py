@@ -1,10 +1,11 @@
-"""Small models of ours that a function under test is given, in its own framework.
+"""Small models and steps of ours that a function under test is given, in its own framework.
 
 They compute with halves and whole numbers, so that their logits are exact in every dtype.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from array_api_compat import array_namespace
@@ -51,3 +52,31 @@ class TableModel:
 
     def _rows(self, tokens: Any) -> Any:
         return array_namespace(self.table).take(self.table, tokens, axis=0)
+
+
+class GivenStep:
+    """A step of an ACT loop whose states depend on those before, the latest ones most.
+
+        s_n = s_(n-1) / 2 + drive_n,   h_n = halting_n
+
+    drive[…,M,d], halting[…,M]; called as step(state[…,d], n), n = 1 … M -> (state, halting[…]).
+    Raises LookupError for any other n: a loop must not ask for it.
+    """
+
+    def __init__(self, drive: Any, halting: Any) -> None:
+        self.drive, self.halting = drive, halting
+
+    def __call__(self, state: Any, n: int) -> tuple[Any, Any]:
+        """The state after step n, and how much of the position it halts."""
+        if not 1 <= n <= self.halting.shape[-1]:
+            raise LookupError(f"step: n: got {n}, wanted 1 to {self.halting.shape[-1]}")
+        return state / 2 + self.drive[..., n - 1, :], self.halting[..., n - 1]
+
+
+KINDS: dict[str, type[Any]] = {"model": TableModel, "step": GivenStep}
+"""What of ours a function may be given, by the name it has in the table."""
+
+
+def given(kind: str, arrays: Sequence[Any]) -> Any:
+    """The model or step made of these arrays, in the order of the table."""
+    return KINDS[kind](*arrays)

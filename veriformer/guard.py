@@ -79,7 +79,7 @@ def computed(case: Case, capabilities: Capabilities) -> Outcome:
     """The reference's results, rounded as the implementation's would be."""
     precision = Precision.of(capabilities, case.dtype)
     values = values_of(case, capabilities, precision)
-    dtypes = [case.table.result_dtype(name, case.dtype) for name in case.table.results]
+    dtypes = [case.table.result_dtype(name, case.dtype) for name in case.table.results_for(case.arrays)]
     results = tuple(round_to(np.asarray(v), dtype) for v, dtype in zip(values, dtypes, strict=True))
     return Outcome("ok", results=results, dtypes=tuple(dtypes))
 
@@ -91,7 +91,7 @@ def values_of(case: Case, capabilities: Capabilities, precision: Precision) -> l
     if case.operation == "generate":
         return [oracle.generated(case)]
     found = reference_call(case.operation, capabilities, case.arrays, case.keywords)
-    return list(found) if isinstance(found, tuple) else [found]
+    return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
 def differentiated(operation: str, capabilities: Capabilities, request: Request) -> Outcome:
@@ -101,8 +101,10 @@ def differentiated(operation: str, capabilities: Capabilities, request: Request)
     table = OPERATIONS[operation]
 
     def function(*positional: Any, **named: Any) -> Any:
+        ours, positional = (positional[:1], positional[1:]) if table.given else ((), positional)
         arrays = dict(zip(table.arrays, positional, strict=False))
-        arrays |= flattened(positional[-1], "params") if table.params else {}
+        arrays |= {name: getattr(one, name.partition(".")[2]) for one in ours for name in table.params}
+        arrays |= flattened(positional[-1], "params") if "params" in table.positional else {}
         arrays |= {name: named.pop(name) for name in table.options if name in named}
         return reference_call(operation, capabilities, arrays, named)
 
@@ -113,7 +115,7 @@ def differentiated(operation: str, capabilities: Capabilities, request: Request)
     return replace(
         exact,
         results=results,
-        dtypes=(request.dtype,) * len(results),
+        dtypes=tuple(table.result_dtype(name, request.dtype) for name in table.results),
         gradients=gradients,
         gradient_dtypes=dict.fromkeys(exact.gradient_dtypes, request.dtype),
     )

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from veriformer.boundary import Boundary, Request, WrongType, describe_error, quiet
-from veriformer.calling import CallPlan, UsageError, arguments, plan_call
+from veriformer.calling import CallPlan, UsageError, arguments, mask_values, plan_call
 from veriformer.case import flattened, nested
 from veriformer.declarations import DTYPES, Capabilities
 from veriformer.moves import Move, Program, full
-from veriformer.operations import OPERATIONS, PARAMS
+from veriformer.operation import PARAMS
+from veriformer.operations import OPERATIONS
 from veriformer.reference_models import sample_weights
 
 OPTIONAL = ("crop", "reorder")
@@ -188,7 +189,7 @@ class ModelBoundary(Boundary):
         kept[move.into] = found
         return logits
 
-    def _results(self, returned: Any) -> list[Any]:
+    def _results(self, returned: Any, request: Request) -> list[Any]:
         for result in returned:
             self._check_array(result)
         return list(returned)
@@ -218,10 +219,8 @@ def model_arguments(
     positional, named, natives = made
     for number, move in enumerate(program_of(request)):
         for name, array in move.arrays.items():
-            drops = name == "mask" and capabilities.mask_means == "drop"
-            natives[f"move{number}.{name}"] = framework.native(
-                ~array if drops else array, request.dtype, request.layout
-            )
+            values = mask_values(array, capabilities.mask_means) if array.dtype == bool else array
+            natives[f"move{number}.{name}"] = framework.native(values, request.dtype, request.layout)
     return positional, named, natives
 
 

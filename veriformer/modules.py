@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from veriformer.calling import ALIASES, UsageError, nearest
-from veriformer.operations import OPERATIONS, PARAMS
+from veriformer.operation import PARAMS
+from veriformer.operations import OPERATIONS
 from veriformer.weight_map import module_weights, read_map
 
 FRAMEWORK = "torch"

@@ -9,110 +9,9 @@ rows of a cache: B, or its blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-PARAMS = "params."
-"""Arrays whose names begin so are the weights of a composite: the function gets them as nested dicts."""
-GIVEN = "model."
-"""Arrays whose names begin so make a small model of ours (`given_models`), which the function gets first."""
-MAIN = "main"
-"""Stands for each operation's main dtype where dtypes are chosen."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One named calling convention.
-
-    arrays: the positional arrays and their axes. scalars: positional whole numbers, where there are no
-    arrays. options: the keyword arrays and their axes (in mask and bias each axis may also be 1).
-    keywords: the scalars and their defaults. required: keywords and options without a default. kinds:
-    what arrays hold if not real numbers, "bool" or "int"; "constant" are real numbers without a
-    gradient. params: weights of a composite, by dotted name ("*" for any number), and their axes; those
-    in a list and biases may be absent. results: names of what is returned. dtypes: those judged, where
-    they do not follow from what the framework has.
-    """
-
-    name: str
-    arrays: Mapping[str, str] = field(default_factory=dict)
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
-    results: tuple[str, ...] = ("out",)
-    meaning: str = ""
-    scalars: tuple[str, ...] = ()
-    required: frozenset[str] = frozenset()
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    params: Mapping[str, str] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-
-    def axes(self, array: str) -> tuple[str, ...]:
-        """Names of the axes of one array, "..." standing for any leading ones."""
-        if inner(array):
-            return tuple(self.params[patterned(array)].split())
-        return tuple((self.arrays.get(array) or self.options[array]).split())
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every array's name: positional ones, weights, options."""
-        return (*self.arrays, *self.params, *self.options)
-
-    def knows(self, array: str) -> bool:
-        """Whether there may be an array of this name."""
-        return array in self.arrays or array in self.options or patterned(array) in self.params
-
-    @property
-    def positional(self) -> tuple[str, ...]:
-        """What is passed by position; "params" and "model" stand for all arrays whose names begin so."""
-        groups = {name.partition(".")[0] for name in self.params}
-        first, last = (("model",) if "model" in groups else ()), (("params",) if "params" in groups else ())
-        return (*first, *self.arrays, *self.scalars, *last)
-
-    def kind(self, array: str) -> str:
-        """What an array holds: "float", "constant", "int" or "bool"."""
-        return self.kinds.get(array, "float")
-
-    def default(self, word: str) -> Any:
-        """A keyword's default; None for a scalar and where a keyword is required."""
-        return self.keywords.get(word)
-
-    def result_dtype(self, result: str, dtype: str) -> str:
-        """The dtype of a result where the inputs have this one."""
-        if result == "ids":
-            return "int64"
-        return "float32" if result == "lse" and dtype in ("float16", "bfloat16") else dtype
-
-    @property
-    def free(self) -> bool:
-        """Whether the first array may have any shape, or any leading axes."""
-        return bool(self.arrays) and next(iter(self.arrays.values())).startswith("...")
-
-    @property
-    def headed(self) -> tuple[str, ...]:
-        """Names of the arrays that hold heads before positions, which another layout swaps."""
-        four = {name: axes.split() for name, axes in self.arrays.items()}
-        return tuple(name for name, axes in four.items() if len(axes) == 4 and axes[1] in ("H", "G"))
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Names of the arrays without which there is no case."""
-        return (*self.arrays, *(name for name in self.options if name in self.required))
-
-    @property
-    def differentiable(self) -> tuple[str, ...]:
-        """Names of the arrays by which one differentiates."""
-        return tuple(name for name in self.names if self.kind(name) == "float")
-
-
-def inner(name: str) -> bool:
-    """Whether an array is a part of what is passed, a weight or a number of a given model, and not passed alone."""
-    return name.startswith((PARAMS, GIVEN))
-
-
-def patterned(name: str) -> str:
-    """A weight's name with "*" for every number: params.layers.0.norm1.weight is params.layers.*.norm1.weight."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
-
+from veriformer.operation import PARAMS, Operation
 
 _BOOLEAN_MASK = {"mask": "bool"}
 _ATTENTION: dict[str, Any] = {
@@ -173,7 +72,12 @@ _HEADS = frozenset({"heads"})
 
 
 def _composite(
-    name: str, arrays: Mapping[str, str], weights: Mapping[str, str], keywords: Mapping[str, Any], **rest: Any
+    name: str,
+    arrays: Mapping[str, str],
+    weights: Mapping[str, str],
+    keywords: Mapping[str, Any],
+    required: frozenset[str] = _HEADS,
+    **rest: Any,
 ) -> Operation:
     """An operation with weights; its masks are boolean, and a scale of embeddings has no gradient."""
     kinds = {"mask": "bool", "memory_mask": "bool", "params.embedding_scale": "constant", **rest.pop("kinds", {})}
@@ -183,9 +87,12 @@ def _composite(
         keywords,
         kinds=kinds,
         params={PARAMS + key: axes for key, axes in weights.items()},
-        required=_HEADS,
+        required=required,
         **rest,
     )
+
+
+_HALTING: dict[str, Any] = {"results": ("output", "steps", "remainder")}
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -350,6 +257,75 @@ OPERATIONS: dict[str, Operation] = {
             {"temperature": 1.0, "top_k": None, "top_p": None},
             kinds={"logits": "constant"},
             meaning="softmax(logits/T) over the k largest, of these the fewest whose mass is at least p, renormalised",
+        ),
+        Operation(
+            "adaptive_computation_time",
+            {"halting": "... M", "states": "... M d"},
+            {"epsilon": 0.01},
+            **_HALTING,
+            meaning="states weighted by halting until it adds up to 1 - epsilon; the last one gets what is left of 1",
+        ),
+        Operation(
+            "act_loop",
+            {"state": "... d"},
+            {"max_steps": None, "epsilon": 0.01},
+            params={"step.drive": "... M d", "step.halting": "... M"},
+            required=frozenset({"max_steps"}),
+            **_HALTING,
+            meaning="the same of the states that step(state, n) -> (state, halting) gives for n = 1, 2, …",
+        ),
+        _composite(
+            "universal_transformer",
+            {"x": "B T d"},
+            _within(layer=_DECODER_LAYER, halt={"w": "d 1", "b": "1"}),
+            {
+                "heads": None,
+                "norm": "post",
+                "causal": False,
+                "max_steps": None,
+                "epsilon": 0.01,
+                "preset": "default",
+            },
+            required=_HEADS | {"max_steps"},
+            options={"mask": "B T", "memory": "B S d", "memory_mask": "B S"},
+            **_HALTING,
+            meaning="one layer applied again and again, each position until its halting sum reaches 1 - epsilon",
+        ),
+        Operation(
+            "cross_entropy",
+            {"logits": "N V", "targets": "N"},
+            {"label_smoothing": 0.0, "ignore_index": -100, "reduction": "mean"},
+            kinds={"targets": "int"},
+            results=("loss",),
+            meaning="-sum of q log_softmax(logits), q the targets smoothed; mean over targets other than ignore_index",
+        ),
+        Operation(
+            "adamw_step",
+            {"param": "...", "grad": "...", "m": "...", "v": "..."},
+            {"lr": None, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+            scalars=("step",),
+            required=frozenset({"lr"}),
+            results=("param", "m", "v"),
+            kinds=dict.fromkeys(("param", "grad", "m", "v"), "constant"),
+            meaning="m and v averaged, param (1 - lr weight_decay) - lr m' / (sqrt(v') + eps), m' and v' unbiased",
+        ),
+        Operation(
+            "clip_by_global_norm",
+            keywords={"max_norm": None},
+            required=frozenset({"max_norm"}),
+            params={"grads.*": "..."},
+            kinds={"grads.*": "constant"},
+            results=("grads.*",),
+            meaning="all gradients times min(1, max_norm / their common norm)",
+        ),
+        Operation(
+            "noam_schedule",
+            scalars=("step",),
+            keywords={"width": None, "warmup": None},
+            required=frozenset({"width", "warmup"}),
+            results=("rate",),
+            dtypes=("float64",),
+            meaning="width^-0.5 min(step^-0.5, step warmup^-1.5), 0 at step 0",
         ),
         Operation(
             "dropout",

@@ -12,10 +12,10 @@ from veriformer import budgets
 from veriformer.budgets import Bound, Precision
 from veriformer.case import Case
 from veriformer.declarations import Capabilities
-from veriformer.dialect import reference_call, words_of
+from veriformer.dialect import TABLES, positional_of, reference_call, words_of
 from veriformer.given_models import TableModel
 from veriformer.memory import Memory, key_of
-from veriformer.operations import GIVEN
+from veriformer.operation import LISTED
 from veriformer.reference import visible_keys
 
 ATTENTIONS = ("attention", "attention_with_lse")
@@ -28,18 +28,28 @@ COMPOSITES = (
     "transformer",
     "decoder_lm",
     "encoder_decoder",
+    "universal_transformer",
 )
 """Operations whose budgets come from perturbing the reference; the others have closed forms."""
 NORMS = ("layer_norm", "rms_norm")
+HALTING = ("adaptive_computation_time", "act_loop", "universal_transformer")
+"""Operations that choose how many steps to take."""
 _MEMORY = Memory()
 
 
 def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
     """The shapes of an operation's results."""
     operation = case.operation
-    if case.table.scalars:
+    if operation in TABLES:
         sizes = tuple(int(case[name]) for name in case.table.scalars)
         return (sizes,)
+    if case.table.number:
+        return ((),)
+    if operation == "cross_entropy":
+        return (case["targets"].shape if case["reduction"] == "none" else (),)
+    if operation in HALTING:
+        state = case["states"][..., 0, :] if operation == "adaptive_computation_time" else case[case.table.needed[0]]
+        return state.shape, state.shape[:-1], state.shape[:-1]
     if operation == "logsumexp":
         shape = list(case["x"].shape)
         del shape[case["axis"]]
@@ -62,6 +72,8 @@ def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
     if operation in ATTENTIONS:
         out = (*case["q"].shape[:3], case["v"].shape[3])
         return (out, out[:3]) if operation == "attention_with_lse" else (out,)
+    if operation == "adamw_step" or case.table.results[0].startswith(LISTED):
+        return tuple(case[name].shape for name in case.table.results_for(case.arrays))
     return (case["x"].shape,)
 
 
@@ -108,7 +120,7 @@ def generated(case: Case) -> np.ndarray:
 def open_choices(case: Case) -> np.ndarray:
     """Where in generated ids any token may stand: from a row's first choice among equal logits on."""
     ids, start = generated(case.with_keywords(end=None)), case["prompt"].shape[1]
-    logits = TableModel(case[GIVEN + "table"]).full(ids)[:, start - 1 : -1]
+    logits = TableModel(case["model.table"]).full(ids)[:, start - 1 : -1]
     tied = (logits == logits.max(-1, keepdims=True)).sum(-1) > 1
     if case["end"] is not None:  # a row that has ended has no more choices
         ended = np.logical_or.accumulate(ids[:, start:] == case["end"], axis=1)
@@ -133,10 +145,9 @@ def _bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tup
             return (Bound(ids, np.where(open_choices(case), np.inf, 0.0), {}),)
         if case.operation in COMPOSITES:
             return _perturbed(case, (), None, capabilities, precision)[0]
-        words = {name: case[name] for name in (*case.table.scalars, *case.table.keywords)}
-        words |= {name: case[name] for name in case.table.options}
+        words = {name: case[name] for name in (*case.table.keywords, *case.table.options)}
         words |= words_of(case.operation, capabilities)
-        positional = [case[name] for name in case.table.arrays]
+        positional = positional_of(case.operation, case.arrays, case.keywords)
         found = getattr(budgets, case.operation)(*positional, **words, precision=precision)
     return found if isinstance(found, tuple) else (found,)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from veriformer.case import Case
 from veriformer.expect import Broken
-from veriformer.operations import PARAMS
+from veriformer.operation import GIVEN, LISTED, PARAMS
 
 TRIES = 200
 VISIBLE = 1e-2
@@ -140,6 +140,7 @@ def without_extras(case: Case) -> Iterator[Case]:
     for name, array in case.arrays.items():
         # without its matrices and the weights of its norms there is no composite
         vital = name.startswith(PARAMS) and (array.ndim > 1 or name.endswith(".weight"))
+        vital |= name.startswith(GIVEN) or name.startswith(LISTED) and len(case.arrays) == 1
         if name not in case.table.arrays and name not in case.table.required and not vital:
             yield case.with_arrays(**{name: None})
 
@@ -244,6 +245,8 @@ def with_kept(case: Case, label: str, kept: np.ndarray) -> Case:
     if label in TOKENS.values():
         words = {word: value for word, value in case.keywords.items() if word in TOKEN_WORDS and value is not None}
         smaller = smaller.with_keywords(**{word: int(renumbered(value, kept)) for word, value in words.items()})
+    if label == "M" and "max_steps" in case.keywords:
+        smaller = smaller.with_keywords(max_steps=min(case["max_steps"], len(kept)))
     if "heads" in case.keywords and label in ("R", "G"):
         heads = len(kept) * (groups if label == "R" else case.sizes()["H"] // groups)
         smaller = smaller.with_keywords(heads=heads)

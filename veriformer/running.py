@@ -22,7 +22,7 @@ from veriformer.expect import Broken, Refused, Trial, recording
 from veriformer.guard import reference_keeps
 from veriformer.known import awake, holds
 from veriformer.law import JUDGED_BESIDE_REFERENCE, Domain, Law
-from veriformer.operations import MAIN
+from veriformer.operation import MAIN
 from veriformer.oracle import COMPOSITES
 from veriformer.reduce import smallest
 from veriformer.searching import no_foreign_constants, search_settings

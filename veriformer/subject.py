@@ -217,10 +217,10 @@ class Subject:
 
     def _results(self, case: Case, fetch: Callable[[], Outcome]) -> Any:
         outcome = fetch()
-        for name, result, shape in zip(self.results, outcome.results, self.shapes(case), strict=True):
+        for name, result, shape in zip(self.results_for(case), outcome.results, self.shapes(case), strict=True):
             if result.shape != shape:
                 raise Broken("shape", f"{name} has shape {result.shape}, wanted {shape}")
-        return outcome.results if len(outcome.results) > 1 else outcome.results[0]
+        return outcome.results if case.table.several else outcome.results[0]
 
     def with_bounds(self, case: Case) -> tuple[tuple[np.ndarray, ...], tuple[Bound, ...]]:
         """Every result of a call and its bound, calculated while a worker makes the call."""
@@ -230,10 +230,9 @@ class Subject:
         results = self._results(case, fetch)
         return results if isinstance(results, tuple) else (results,), bounds
 
-    @property
-    def results(self) -> tuple[str, ...]:
+    def results_for(self, case: Case) -> tuple[str, ...]:
         """Names of the results."""
-        return OPERATIONS[self.operation].results
+        return OPERATIONS[self.operation].results_for(case.arrays)
 
     def reference(self, case: Case) -> Any:
         """The float64 reference with its error budget, under the declared conventions.
@@ -241,7 +240,7 @@ class Subject:
         A `Bound`, or a tuple of them where the operation has several results.
         """
         bounds = self.bounds(case)
-        return bounds if len(bounds) > 1 else bounds[0]
+        return bounds if case.table.several else bounds[0]
 
     def bounds(self, case: Case) -> tuple[Bound, ...]:
         """The reference of every result, always as a tuple."""

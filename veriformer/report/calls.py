@@ -14,9 +14,11 @@ import numpy as np
 from veriformer.boundary import Request
 from veriformer.calling import arguments
 from veriformer.frameworks import constant_axis
+from veriformer.given_models import KINDS
 from veriformer.models import model_arguments, program_of
-from veriformer.operations import OPERATIONS, PARAMS
-from veriformer.report.sessions import given_model_lines, made_lines, session_lines
+from veriformer.operation import PARAMS
+from veriformer.operations import OPERATIONS
+from veriformer.report.sessions import given_lines, made_lines, session_lines
 from veriformer.running import Failure, Row
 from veriformer.subject import Call, Implementation
 from veriformer.targets import VJP
@@ -34,10 +36,11 @@ class Literal:
 
 
 @dataclass
-class GivenModel:
-    """Stands for the model made of a table."""
+class Given:
+    """Stands for a model or step of ours: the name of its class, and the arrays that it is made of."""
 
-    table: Literal
+    kind: str
+    arrays: Sequence[Literal]
 
 
 class Writing:
@@ -47,9 +50,9 @@ class Writing:
         """A literal of these values."""
         return Literal(values, "int64" if values.dtype.kind == "i" else dtype, layout)
 
-    def given_model(self, table: Literal) -> GivenModel:
-        """What stands for the model that a function is given."""
-        return GivenModel(table)
+    def given(self, kind: str, arrays: Sequence[Literal]) -> Given:
+        """What stands for the model or step that a function is given."""
+        return Given(KINDS[kind].__name__, arrays)
 
 
 @dataclass
@@ -81,8 +84,8 @@ def preamble(row: Row, failure: Failure, torch: bool, large: bool, implementatio
     lines += [f"signal.alarm({PATIENCE})  # a call that hangs ends the script"]
     if large:
         lines += ["data = np.load(__file__.removesuffix('.py') + '.npz')"]
-    if any(call.operation == "generate" for call in failure.calls):
-        lines += given_model_lines()
+    for operation in dict.fromkeys(call.operation for call in failure.calls):
+        lines += given_lines(operation) if OPERATIONS[operation].given else []
     for operation in dict.fromkeys(call.operation for call in failure.calls):
         lines += function_lines(implementation, operation)
         graded = any(call.operation == operation and call.gradient is not None for call in failure.calls)
@@ -119,8 +122,8 @@ def written(value: Any, words: dict[int, str]) -> str:
     """An argument as source: the variable of an array, nested dicts and lists of them, or a plain value."""
     if id(value) in words:
         return words[id(value)]
-    if isinstance(value, GivenModel):
-        return f"TableModel({written(value.table, words)})"
+    if isinstance(value, Given):
+        return f"{value.kind}({', '.join(written(one, words) for one in value.arrays)})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {written(one, words)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
@@ -193,8 +196,7 @@ class Body:
             return f"results{number} = [{text}[i] for i in {list(plan.pick)}]"
         if call.operation == "generate":
             text = f"filled({text}, {call.case['max_length']}, {call.case['pad']})"
-        several = len(OPERATIONS[call.operation].results) > 1
-        return f"results{number} = {text}" if several else f"results{number} = [{text}]"
+        return f"results{number} = {text}" if call.case.table.several else f"results{number} = [{text}]"
 
     def given(self, call: Call, number: int) -> list[str]:
         """The arguments of a call, as they stand between its brackets."""
@@ -255,7 +257,7 @@ class Body:
     def vjp_line(self, call: Call, number: int) -> str:
         """The line that asks OPERATION_vjp; cotangents of results that do not count are zeros."""
         names, zeros = self.cotangents(call, number), "torch.zeros_like" if self.torch else "np.zeros_like"
-        results = range(len(OPERATIONS[call.operation].results))
+        results = range(len(call.case.table.results))
         seeds = [names.get(i, f"{zeros}(results{number}[{i}])") for i in results]
         seed = f"({', '.join(seeds)})" if len(seeds) > 1 else seeds[0]
         return f"found = {call.operation}{VJP}({', '.join([seed, *self.given(call, number)])})"
@@ -264,7 +266,7 @@ class Body:
         """Lines that give what OPERATION_vjp returned the names of the arrays."""
         table = OPERATIONS[call.operation]
         places = [name for name in (*table.arrays, *table.options) if name in call.case.arrays]
-        places[len(table.arrays) : len(table.arrays)] = ["params"] if table.params else []
+        places[len(table.arrays) : len(table.arrays)] = ["params"] if "params" in table.positional else []
         weights = [name for name in call.gradient or () if name.startswith(PARAMS)]
         parts = [[int(part) if part.isdigit() else part for part in name.split(".")[1:]] for name in weights]
         steps = ["".join(f"[{part!r}]" for part in path) for path in parts]

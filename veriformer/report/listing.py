@@ -6,7 +6,8 @@ from veriformer.calling import ALIASES, UsageError, nearest, signature_of
 from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import Capabilities
 from veriformer.law import Law
-from veriformer.operations import OPERATIONS, PARAMS
+from veriformer.operation import PARAMS
+from veriformer.operations import OPERATIONS
 from veriformer.report.terminal import NAMES, console_for, two_columns
 from veriformer.targets import registered_names
 

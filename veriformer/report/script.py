@@ -157,7 +157,7 @@ class Checks(Body):
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
         table = OPERATIONS[call.operation]
-        wanted = [table.result_dtype(name, call.case.dtype) for name in table.results]
+        wanted = [table.result_dtype(name, call.case.dtype) for name in table.results_for(call.case.arrays)]
         self.line(*self.gradient_lines(call, 1))
         self.line(f"wanted = {wanted}", "got = [str(r.dtype).removeprefix('torch.') for r in results1]")
         if call.gradient is not None:

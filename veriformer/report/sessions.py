@@ -8,6 +8,7 @@ from collections.abc import Callable
 from veriformer import given_models
 from veriformer.models import ModelFacts, ordered
 from veriformer.moves import GIVES_LOGITS, Move, Program
+from veriformer.operations import OPERATIONS
 
 Variable = Callable[[str], str]
 """An array's name, such as move0.tokens -> the variable that holds it."""
@@ -63,14 +64,16 @@ def made_lines(operation: str, given: list[str], facts: ModelFacts, torch: bool,
     return lines
 
 
-def given_model_lines() -> list[str]:
-    """The source of the model that a function under test is given, and how its result is filled up."""
-    source = inspect.getsource(given_models.TableModel).splitlines()
+def given_lines(operation: str) -> list[str]:
+    """The source of what of ours a function under test is given, and how generated ids are filled up."""
+    source = inspect.getsource(given_models.KINDS[OPERATIONS[operation].given]).splitlines()
     filled = [
+        "",
+        "",
         "def filled(ids, length, pad):",
         "    ids = np.asarray(ids)",
         "    rest = np.full((ids.shape[0], max(length - ids.shape[1], 0)), pad, ids.dtype)",
         "    return np.concatenate([ids, rest], axis=1)",
     ]
     imports = ["from typing import Any", "", "from array_api_compat import array_namespace"]
-    return ["", *imports, "", "", *source, "", "", *filled, "", ""]
+    return ["", *imports, "", "", *source, *(filled if operation == "generate" else []), "", ""]
