@@ -65,7 +65,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operation, of versions or of constants that the function makes itself."""
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
-        rule = _RULES.get(name)
+        rule = _RULES.get(name) or (_ROUNDED.get(name) if has_floats(args) else None)  # whole numbers are exact
         return self._exact(name, func, args, kwargs) if rule is None else rule(self, func, args, kwargs)
 
     # --- values on their way into an operation ----------------------------------------------------
@@ -125,7 +125,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if name in _LOOKS:
             return func(*tree_map(lambda a: self.fetch(a)[0] if isinstance(a, Replicas) else a, list(args)), **kwargs)
-        if name not in _EXACT:
+        if name not in _EXACT and has_floats(args):
             raise NotImplementedError(
                 f"perturbed: {func} has no rounding rule; write the function with other operations, "
                 "or add a rule to veriformer.budgets.rounding"
@@ -212,8 +212,6 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _elementary(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Functions of one number, and derivatives that are operations of their own."""
-        if not has_floats(args):
-            return func(*args, **kwargs)
         name, args = func.overloadpacket.__name__, [lifted(a) for a in args]
         made = Replicas(together(func, self._stacked(args), kwargs))
         made.due = self._stored(self._own(name, made.rows[0], args))
@@ -237,8 +235,6 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _added(self, func: Any, args: Any, kwargs: Any) -> Any:
         """add and sub."""
-        if not has_floats(args):
-            return func(*args, **kwargs)
         a, b = (lifted(x) for x in args[:2])
         made = Replicas(together(func, self._stacked([a, b]), kwargs))
         both = isinstance(a, Replicas) and isinstance(b, Replicas)
@@ -254,8 +250,6 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _multiplied(self, func: Any, args: Any, kwargs: Any) -> Any:
         """mul and div."""
-        if not has_floats(args):
-            return func(*args, **kwargs)
         if any(isinstance(x, Replicas) and isinstance(x.role, roles.Places) for x in args):
             return Replicas(roles.peak_gradient(self, together(func, self._stacked(args), kwargs)))
         a, b = (lifted(x) for x in args)
@@ -341,11 +335,17 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made.again = own[None]
         return made
 
+    def _summed_up(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """cumsum: every partial sum is a sum, with the error of the last one's number of terms."""
+        x, axis = lifted(args[0]), args[1]
+        made = Replicas(together(func, self._stacked([x, axis]), kwargs))
+        sizes = together(func, [Stack(x.rows[:1].abs()), axis], kwargs)
+        made.due = self._stored(sizes[0] * (self.p.g(x.shape[axis]) * self.p.u_acc))
+        return made
+
     def _added_at(self, func: Any, args: Any, kwargs: Any) -> Any:
         """index_add: rows added up where an index repeats."""
         into, axis, index, source = args
-        if not has_floats((into, source)):
-            return self._exact("index_add", func, args, kwargs)
         stacks = self._stacked([lifted(into), lifted(source)])
 
         def over(into: Stack, source: Stack) -> Rows:
@@ -374,6 +374,12 @@ _RULES: dict[str, Any] = {
         slice slice_backward squeeze t _to_copy transpose unsqueeze _unsafe_view view""".split(),
         Rounding._same,
     ),
+    "amax": Rounding._highest,
+    **dict.fromkeys("bitwise_and bitwise_not bitwise_or eq ge gt le lt ne".split(), Rounding._compared),
+    "neg": Rounding._negated,
+    "where": Rounding._selected,
+}
+_ROUNDED: dict[str, Any] = {
     **dict.fromkeys(
         """cos erf erfc exp exp2 expm1 log log1p log2 pow reciprocal rsqrt rsub sigmoid sigmoid_backward sin sqrt
         tanh tanh_backward""".split(),
@@ -383,9 +389,6 @@ _RULES: dict[str, Any] = {
     **dict.fromkeys(("mul", "div"), Rounding._multiplied),
     **dict.fromkeys(("sum", "mean"), Rounding._summed),
     **dict.fromkeys(("mm", "bmm"), Rounding._matrix),
-    "amax": Rounding._highest,
-    **dict.fromkeys("bitwise_and bitwise_not bitwise_or eq ge gt le lt ne".split(), Rounding._compared),
+    "cumsum": Rounding._summed_up,
     "index_add": Rounding._added_at,
-    "neg": Rounding._negated,
-    "where": Rounding._selected,
 }
