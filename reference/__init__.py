@@ -2,8 +2,8 @@
 
 Array-API style: the same lines run on NumPy, torch and array-api-strict. Pure functions.
 Reading order: softmax, normalization, positions, attention, activations, feed_forward, embedding,
-dropout, layers, transformer, initialization, decoding, generation, act; for kernels, varlen and kv_cache.
-`loops`, `loops_layers` and `loops_models` say the same again in scalar loops.
+dropout, layers, transformer, initialization, decoding, generation, loss, act; for kernels, varlen and kv_cache.
+`loops`, `loops_layers`, `loops_loss` and `loops_models` say the same again in scalar loops.
 
 Take functions from here or from their file (`from veriformer.reference.attention import attention`).
 """
@@ -33,7 +33,10 @@ from veriformer.reference.layers import (
     keys_values,
     multi_head_attention,
 )
+from veriformer.reference.loss import cross_entropy
 from veriformer.reference.normalization import layer_norm, rms_norm
+from veriformer.reference.optim import adamw_step, clip_by_global_norm, noam_schedule
+from veriformer.reference.pondering import divergence, geometric_prior, stick_breaking
 from veriformer.reference.positions import alibi_bias, rotary_embedding, sinusoidal_positions
 from veriformer.reference.softmax import log_softmax, logsumexp, softmax
 from veriformer.reference.transformer import decoder, decoder_lm, encoder, transformer
@@ -41,6 +44,7 @@ from veriformer.reference.varlen import varlen_attention
 
 __all__ = [
     "act_loop",
+    "adamw_step",
     "adaptive_computation_time",
     "alibi_bias",
     "attend",
@@ -48,12 +52,15 @@ __all__ = [
     "attention_with_lse",
     "beam_search",
     "cached_attention",
+    "clip_by_global_norm",
     "crop",
+    "cross_entropy",
     "decoder",
     "decoder_layer",
     "decoder_lm",
     "decoder_lm_step",
     "deep_norm",
+    "divergence",
     "dropout",
     "embedding",
     "encoder",
@@ -62,6 +69,7 @@ __all__ = [
     "feed_forward",
     "gelu",
     "generate",
+    "geometric_prior",
     "greedy",
     "halting_weights",
     "initial_decoder_lm",
@@ -73,6 +81,7 @@ __all__ = [
     "logsumexp",
     "multi_head_attention",
     "next_token_probabilities",
+    "noam_schedule",
     "ponder_cost",
     "recurrent_act",
     "relu",
@@ -82,6 +91,7 @@ __all__ = [
     "sample",
     "sinusoidal_positions",
     "softmax",
+    "stick_breaking",
     "transformer",
     "transformer_encode",
     "transformer_step",

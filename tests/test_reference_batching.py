@@ -11,6 +11,7 @@ import torch
 from veriformer.reference import (
     attention_with_lse,
     cached_attention,
+    cross_entropy,
     dropout,
     embedding,
     encoder_layer,
@@ -71,6 +72,7 @@ FUNCTIONS = {
     "rotary": (lambda x: rotary_embedding(x, torch.tensor([0, 7, 2])), [(2, 3, 4)]),
     "rotary, interleaved": (lambda x: rotary_embedding(x, torch.tensor([5, 7]), pairs="interleaved"), [(2, 4)]),
     "embedding": (lambda table: embedding(torch.tensor([[2, 0], [2, 1]]), table, padding_index=1), [(4, 3)]),
+    "cross_entropy": (lambda x: cross_entropy(x, torch.tensor([2, -100]), label_smoothing=0.1), [(2, 3)]),
     "dropout": (lambda x: dropout(x, rate=0.5, uniform=torch.tensor([0.75, 0.25, 0.5])), [(3,)]),
     "attention": (attending, [(2, 4, 3, 2), (2, 2, 3, 2), (2, 2, 3, 3), (1, 4, 3, 1), (4,)]),
     "multi_head_attention": (multi_head, [(2, 3, 4), (2, 3, 4), *ATTENTION.values()]),

@@ -28,7 +28,7 @@ def test_reference_imports_only_the_array_api(file):
     assert modules - ours <= ALLOWED
 
 
-@pytest.mark.parametrize("name", ["loops", "loops_layers", "loops_models"])
+@pytest.mark.parametrize("name", ["loops", "loops_layers", "loops_loss", "loops_models"])
 def test_loops_share_nothing_with_the_rest(name):
     tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
     froms = {
