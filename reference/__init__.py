@@ -2,7 +2,8 @@
 
 Array-API style: the same lines run on NumPy, torch and array-api-strict. Pure functions.
 Reading order: softmax, normalization, positions, attention, activations, feed_forward, embedding,
-dropout, layers, transformer, initialization, decoding, generation, loss, act; for kernels, varlen and kv_cache.
+dropout, layers, transformer, initialization, decoding, generation, act, pondering, loss, optim; for
+kernels, varlen and kv_cache.
 `loops`, `loops_layers`, `loops_loss` and `loops_models` say the same again in scalar loops.
 
 Take functions from here or from their file (`from veriformer.reference.attention import attention`).
