@@ -246,6 +246,14 @@ def test_list_shows_operations_registered_names_aliases_and_capabilities(capsys:
         assert word in out
 
 
+def test_list_shows_one_operation_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "softmax") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("softmax\n") and "tau" in out and "sums-to-one" in out and "attention" not in out
+    assert run("list", "softmaxx") == 2
+    assert capsys.readouterr().err.startswith("veriformer: no operation 'softmaxx'; nearest is 'softmax'")
+
+
 @pytest.mark.parametrize("words", [["chek"], [], ["check", "--efort", "ci"], ["check", "--seed", "x"], ["replay"]])
 def test_a_wrong_command_is_one_line_and_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == 2

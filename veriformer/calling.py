@@ -32,7 +32,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "top_p": ("top_p", "p"),
     "eps": ("eps", "epsilon"),
     "epsilon": ("epsilon", "eps"),
-    "max_steps": ("max_steps", "max_ponder", "steps_limit"),
+    "max_steps": ("max_steps", "act_max_steps"),
     "label_smoothing": ("label_smoothing", "smoothing"),
     "ignore_index": ("ignore_index", "ignore_id"),
     "lr": ("lr", "learning_rate"),

@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     laws.add_argument("id", nargs="?", help="a law's id, an operation, or a word in an id")
     laws.set_defaults(run=run_laws)
     listing = commands.add_parser("list", help="list operations, registered implementations, capabilities")
+    listing.add_argument("operation", nargs="?", help="one operation alone: its call, its laws, names understood")
     listing.set_defaults(run=run_list)
     replay = commands.add_parser("replay", help="run one failing case again")
     replay.add_argument("id", help="the short name printed with a failure")
@@ -186,10 +187,10 @@ def run_laws(given: argparse.Namespace) -> int:
 
 
 def run_list(given: argparse.Namespace) -> int:
-    """List operations, registered implementations and capabilities."""
-    from veriformer.report.listing import list_everything
+    """List operations, registered implementations and capabilities, or what there is to one operation."""
+    from veriformer.report.listing import list_everything, list_operation
 
-    return list_everything()
+    return list_everything() if given.operation is None else list_operation(given.operation)
 
 
 def run_replay(given: argparse.Namespace) -> int:

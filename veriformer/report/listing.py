@@ -6,7 +6,7 @@ from veriformer.calling import ALIASES, UsageError, nearest, signature_of
 from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import Capabilities
 from veriformer.law import Law
-from veriformer.operation import PARAMS
+from veriformer.operation import GIVEN, PARAMS, Operation
 from veriformer.operations import OPERATIONS
 from veriformer.report.terminal import NAMES, console_for, two_columns
 from veriformer.targets import registered_names
@@ -60,19 +60,43 @@ def law_facts(law: Law) -> list[tuple[str, str]]:
     return facts
 
 
+def about(table: Operation) -> list[str]:
+    """Lines about one operation: its call, its meaning, the weights it is given."""
+    lines = [signature_of(table, shapes=True), table.meaning]
+    for prefix in (PARAMS, *GIVEN):
+        parts = [
+            f"{name[len(prefix) :]}[{', '.join(a.split())}]"
+            for name, a in table.params.items()
+            if name.startswith(prefix)
+        ]
+        lines += [f"{prefix[:-1]}: {', '.join(parts)}"] if parts else []
+    return [*lines, f"returns ({', '.join(table.results)})"] if len(table.results) > 1 else lines
+
+
+def list_operation(name: str) -> int:
+    """What there is to one operation: its call, its laws, names and declarable choices.
+
+    Raises UsageError for an unknown one.
+    """
+    if name not in OPERATIONS:
+        raise UsageError(f"no operation {name!r}{nearest(name, list(OPERATIONS))}; `veriformer list` shows all")
+    console, table = console_for(), OPERATIONS[name]
+    laws = [law for law in all_laws() if law.operation == name]
+    words = [word for word in (*table.options, *table.keywords) if word in ALIASES]
+    console.print(f"[bold]{name}[/]")
+    two_columns(console, [("", line) for line in about(table)], 2)
+    console.print("\n[bold]names that are understood[/]")
+    two_columns(console, [(f"  {word}", ", ".join(ALIASES[word])) for word in words], 20)
+    console.print(f"\n[bold]{len(laws)} laws[/]")
+    two_columns(console, [("  " + law.name, law.statement) for law in laws], 38)
+    return 0
+
+
 def list_everything() -> int:
     """Operations with their signatures, registered implementations, aliases and capabilities."""
     console = console_for()
     console.print("[bold]operations[/]")
-    rows = []
-    for name, table in OPERATIONS.items():
-        weights = [f"{word.removeprefix(PARAMS)}[{', '.join(axes.split())}]" for word, axes in table.params.items()]
-        lines = [
-            signature_of(table, shapes=True),
-            table.meaning,
-            *(["params: " + ", ".join(weights)] if weights else []),
-        ]
-        rows.append((f"  {name}", "\n".join(lines)))
+    rows = [(f"  {name}", "\n".join(about(table))) for name, table in OPERATIONS.items()]
     two_columns(console, rows, NAMES + 2)
     console.print("\n[bold]registered implementations[/]\n  " + ", ".join(registered_names()))
     console.print("\n[bold]names that are understood[/]")
