@@ -9,6 +9,7 @@ from veriformer.budgets.activations import feed_forward, gelu, relu
 from veriformer.budgets.attention import attention, attention_with_lse
 from veriformer.budgets.bound import Bound, error_ratio, exact, sum_of, undetermined
 from veriformer.budgets.generation import next_token_probabilities
+from veriformer.budgets.halting import act_loop, adaptive_computation_time, undecided
 from veriformer.budgets.normalization import layer_norm, rms_norm, summed_over_rows
 from veriformer.budgets.packed import cached_attention, varlen_attention
 from veriformer.budgets.positions import alibi_bias, rotary_embedding, sinusoidal_positions
@@ -19,6 +20,8 @@ from veriformer.budgets.softmax import log_softmax, logsumexp, softmax
 __all__ = [
     "Bound",
     "Precision",
+    "act_loop",
+    "adaptive_computation_time",
     "alibi_bias",
     "attention",
     "attention_with_lse",
@@ -40,6 +43,7 @@ __all__ = [
     "softmax",
     "sum_of",
     "summed_over_rows",
+    "undecided",
     "undetermined",
     "varlen_attention",
 ]
