@@ -2,9 +2,9 @@
 
 Array-API style: the same lines run on NumPy, torch and array-api-strict. Pure functions.
 Reading order: softmax, normalization, positions, attention, activations, feed_forward, embedding,
-dropout, layers, transformer, initialization, decoding, generation, act, pondering, loss, optim; for
-kernels, varlen and kv_cache.
-`loops`, `loops_layers`, `loops_loss` and `loops_models` say the same again in scalar loops.
+dropout, layers, transformer, initialization, decoding, generation, act, pondering, universal,
+universal_decoding, universal_dialects, loss, optim; for kernels, varlen and kv_cache.
+`loops`, `loops_layers`, `loops_loss`, `loops_models` and `loops_universal` say the same again in scalar loops.
 
 Take functions from here or from their file (`from veriformer.reference.attention import attention`).
 """
@@ -41,6 +41,9 @@ from veriformer.reference.pondering import divergence, geometric_prior, stick_br
 from veriformer.reference.positions import alibi_bias, rotary_embedding, sinusoidal_positions
 from veriformer.reference.softmax import log_softmax, logsumexp, softmax
 from veriformer.reference.transformer import decoder, decoder_lm, encoder, transformer
+from veriformer.reference.universal import universal_transformer
+from veriformer.reference.universal_decoding import universal_step
+from veriformer.reference.universal_dialects import universal_dialect
 from veriformer.reference.varlen import varlen_attention
 
 __all__ = [
@@ -96,6 +99,9 @@ __all__ = [
     "transformer",
     "transformer_encode",
     "transformer_step",
+    "universal_dialect",
+    "universal_step",
+    "universal_transformer",
     "varlen_attention",
     "visible_keys",
 ]

@@ -28,11 +28,11 @@ def test_reference_imports_only_the_array_api(file):
     assert modules - ours <= ALLOWED
 
 
-@pytest.mark.parametrize("name", ["loops", "loops_layers", "loops_loss", "loops_models"])
+@pytest.mark.parametrize("name", ["loops", "loops_layers", "loops_loss", "loops_models", "loops_universal"])
 def test_loops_share_nothing_with_the_rest(name):
     tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
     froms = {
         (node.module, alias.name) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    ours = {("veriformer.reference", "loops"), ("veriformer.reference", "loops_layers")}
+    ours = {("veriformer.reference", loops) for loops in ("loops", "loops_layers", "loops_models")}
     assert froms <= {("__future__", "annotations"), ("typing", "Any")} | ours
