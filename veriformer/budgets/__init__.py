@@ -2,7 +2,7 @@
 
 Derived from the inputs, the operation and a `Precision`; no rtol, no atol.
 Reading order: precision, bound, softmax, generation, normalization, activations, positions, selection, logits,
-attention, packed, claims.
+attention, packed, halting, optim, claims.
 """
 
 from veriformer.budgets.activations import feed_forward, gelu, relu
@@ -11,6 +11,7 @@ from veriformer.budgets.bound import Bound, error_ratio, exact, sum_of, undeterm
 from veriformer.budgets.generation import next_token_probabilities
 from veriformer.budgets.halting import act_loop, adaptive_computation_time, undecided
 from veriformer.budgets.normalization import layer_norm, rms_norm, summed_over_rows
+from veriformer.budgets.optim import adamw_step, clip_by_global_norm, noam_schedule
 from veriformer.budgets.packed import cached_attention, varlen_attention
 from veriformer.budgets.positions import alibi_bias, rotary_embedding, sinusoidal_positions
 from veriformer.budgets.precision import Precision
@@ -21,11 +22,13 @@ __all__ = [
     "Bound",
     "Precision",
     "act_loop",
+    "adamw_step",
     "adaptive_computation_time",
     "alibi_bias",
     "attention",
     "attention_with_lse",
     "cached_attention",
+    "clip_by_global_norm",
     "dropout",
     "embedding",
     "error_ratio",
@@ -36,6 +39,7 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "next_token_probabilities",
+    "noam_schedule",
     "relu",
     "rms_norm",
     "rotary_embedding",
