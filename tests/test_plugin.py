@@ -114,7 +114,16 @@ def test_a_conformance_class_fails_with_the_block(pytester: pytest.Pytester, plu
     pytester.makepyfile(test_mine=text)
     done = run(pytester, "-p", plugin, "test_mine.py", "--tb=short")
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*FAIL  softmax/equals-the-reference  wrong:softmax  float32*", "*case shape=[[]1]*"])
+    block = [
+        "*FAIL  softmax/equals-the-reference  wrong:softmax  float32*",
+        "*case shape=[[]1]*",
+        "*script .veriformer/*",
+    ]
+    done.stdout.fnmatch_lines(block)
+    (script,) = (pytester.path / ".veriformer").glob("*.py")
+    assert run_python(str(script), folder=pytester.path).returncode == 1
+    (pytester.path / "wrong.py").write_text(SOFTMAX)
+    assert run_python(str(script), folder=pytester.path).returncode == 0
 
 
 def test_a_conformance_class_knows_expected_failures(pytester: pytest.Pytester) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import veriformer
 from veriformer.calling import UsageError, nearest
 from veriformer.operation import MAIN
+from veriformer.report import FOLDER
 from veriformer.targets import Options, words
 
-FOLDER = ".veriformer"
 FIRST_LOOK = MAIN
 """The dtype of a check without targets; naming an effort or a dtype asks for more."""
 

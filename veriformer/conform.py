@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from veriformer.checking import RED, Settings, chosen_laws, in_process, listed, vetted
+from veriformer.report.kept import keep_if_failed
 from veriformer.report.terminal import row_text
 from veriformer.running import Item, items
 from veriformer.targets import Options, load, load_functions
@@ -63,7 +64,7 @@ def _test(item: Item) -> Callable[[], None]:
 
         row = item.run()
         if row.verdict in (*RED, "suite_error", "incomplete"):
-            raise AssertionError("\n" + row_text(row))
+            raise AssertionError("\n" + row_text(row, keep_if_failed(row, item.implementation)))
         if row.verdict == "xfail":
             pytest.xfail(row.reason)
         if row.verdict != "pass":

@@ -169,11 +169,11 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> list[py
 
 
 class LawBroken(Exception):
-    """Carries the row of a law that does not hold to the report."""
+    """Carries the row of a law that does not hold to the report, and where its script is."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, script: tuple[str, str]) -> None:
         super().__init__(row.law.id)
-        self.row = row
+        self.row, self.script = row, script
 
 
 class LawItem(pytest.Item):
@@ -187,6 +187,7 @@ class LawItem(pytest.Item):
         """Judge the item and raise, skip or xfail as the verdict says."""
         from veriformer.catalogue import tentative
         from veriformer.checking import RED
+        from veriformer.report.kept import keep_if_failed
         from veriformer.report.record import row_record
 
         turn = self.config.stash[STATE].turn if STATE in self.config.stash else None
@@ -195,7 +196,7 @@ class LawItem(pytest.Item):
         if row.verdict in (*RED, "suite_error", "incomplete", "not_run"):
             if tentative(row.law) and row.verdict != "suite_error":
                 pytest.xfail("tentative law: not counted yet")
-            raise LawBroken(row)
+            raise LawBroken(row, keep_if_failed(row, self.item.implementation))
         if row.verdict == "xfail":
             pytest.xfail(row.reason)
         if row.verdict != "pass":
@@ -206,7 +207,7 @@ class LawItem(pytest.Item):
         if isinstance(excinfo.value, LawBroken):
             from veriformer.report.terminal import row_text
 
-            return row_text(excinfo.value.row)
+            return row_text(excinfo.value.row, excinfo.value.script)
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:

@@ -88,7 +88,21 @@ def load_functions(functions: Mapping[str, Callable[..., Any]], options: Options
         _check_callable(operation, function, operation)
     first = next(iter(functions.values()))
     module = sys.modules.get(getattr(first, "__module__", "") or "", None) or sys.modules["__main__"]
-    return _assemble(name or _name_of(first), dict(functions), module, options, {}, (), None, {})
+    places = {operation: place for operation, function in functions.items() if (place := _place_of(function))}
+    return _assemble(name or _name_of(first), dict(functions), module, options, {}, (), None, places)
+
+
+def _place_of(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """Where a function in memory can be had again: a module in a package, or the file of a lone one, and its name.
+
+    None for what has no name at the top of a module, or is in the script that runs: that would run it again.
+    """
+    name, where = getattr(function, "__qualname__", ""), getattr(function, "__module__", "") or ""
+    module = sys.modules.get(where)
+    file = getattr(module, "__file__", None)
+    if where == "__main__" or file is None or not name.isidentifier() or getattr(module, name, None) is not function:
+        return None
+    return (where if "." in where else str(file)), name
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from veriformer.calling import UsageError
-from veriformer.case import PRINTED, Case, json_values
 from veriformer.catalogue import tentative
 from veriformer.checking import RED, Report, chosen_laws, judge
 from veriformer.report import terminal
-from veriformer.report.record import Writer, failure_id, output_folder, plain_value, slug, writable, write
-from veriformer.report.script import save, script_of
+from veriformer.report.kept import keep_failure
+from veriformer.report.record import Writer, output_folder, writable, write
 from veriformer.running import Row, items
-from veriformer.subject import Implementation
 
 
 def show_run(report: Report, folder: str, whole: str | None, junit: str | None) -> None:
@@ -70,45 +66,9 @@ class Store:
         """Store a row."""
         script, name = "", ""
         if row.failure is not None and row.verdict in (*RED, "suite_error"):
-            script, name = self._failure(row)
+            script, name = keep_failure(row, self.by_name[row.implementation], self.folder)
             self.scripts[row.id] = (script, name)
         self.writer.add(row, script, name)
-
-    def _failure(self, row: Row) -> tuple[str, str]:
-        implementation, name = self.by_name[row.implementation], failure_id(row)
-        stem = self.folder / f"{slug(row.law.name)}-{name}"
-        script = str(stem.with_suffix(".py"))
-        try:
-            save(script_of(row, implementation), stem.with_suffix(".py"))
-        except Exception as error:  # one script that cannot be written must not end the run
-            script = f"could not be written: {error!r}"
-        write(stem.parent / f"{stem.name}.replay.json", json.dumps(replay_record(row, implementation)))
-        case = row.failure.case if row.failure else None
-        if case is not None and case.numbers > PRINTED:
-            np.savez(stem.parent / f"{stem.name}.replay.npz", **dict(case.arrays))  # type: ignore[arg-type]
-        return script, name if implementation.target else ""
-
-
-def replay_record(row: Row, implementation: Implementation) -> dict[str, object]:
-    """What is needed to run one failing case again."""
-    assert row.failure is not None
-    options = implementation.options
-    others = [
-        full_record(value) if isinstance(value, Case) else plain_value(value) for value in row.failure.arguments[1:]
-    ]
-    return {
-        "law": row.law.id, "implementation": row.implementation, "target": implementation.target, "dtype": row.dtype,
-        "options": {
-            "accepts": plain_value(options.accepts), "returns": list(options.returns),
-            "framework": options.framework, "declare": plain_value(options.declare),
-        },
-        "case": row.failure.case.to_json(), "others": others,
-    }  # fmt: skip
-
-
-def full_record(case: Case) -> dict[str, object]:
-    """A case with all its arrays, however large."""
-    return {**case.to_json(), "arrays": {name: json_values(array) for name, array in case.arrays.items()}}
 
 
 def junit_text(report: Report) -> str:

@@ -23,6 +23,7 @@ from veriformer.case import Case
 from veriformer.catalogue import LEVEL, tentative
 from veriformer.checking import Report, exit_code_of
 from veriformer.declarations import Expected
+from veriformer.report import FOLDER
 from veriformer.running import Failure, Row
 from veriformer.subject import Call, Implementation
 
@@ -247,7 +248,10 @@ def output_folder(wanted: str) -> tuple[Path, str]:
     """The folder for reports and scripts, and a line to print where it could not be the wanted one."""
     path = Path(wanted)
     try:
+        ours = path.name == FOLDER and not path.exists()
         path.mkdir(parents=True, exist_ok=True)
+        if ours:  # nobody commits what one run left behind
+            (path / ".gitignore").write_text("*\n", encoding="utf-8")
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:

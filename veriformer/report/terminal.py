@@ -48,10 +48,10 @@ def plain(report: Report) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def row_text(row: Row) -> str:
-    """One failure as plain text, for pytest."""
+def row_text(row: Row, script: tuple[str, str] = ("", "")) -> str:
+    """One failure as plain text, for pytest; script: its path, and the failure's name for replay."""
     console = Console(file=io.StringIO(), width=100, highlight=False, emoji=False, color_system=None)
-    block(console, row, (), ("", ""))
+    block(console, row, (), script)
     return console.file.getvalue().rstrip()  # type: ignore[attr-defined,no-any-return]
 
 
