@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from toys import ROOT, SOFTMAX, softmax
+from toys import ROOT, SOFTMAX, run_python, softmax
 
 import veriformer
 from veriformer.catalogue import all_laws
