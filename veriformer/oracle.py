@@ -169,10 +169,34 @@ def gradient_bounds(
             names,
             cotangents,
         ),
-        lambda: _with_row_sums(
-            case, cotangents[0], capabilities, _perturbed(case, names, cotangents, capabilities, precision)[1]
-        ),
+        lambda: _gradient_bounds(case, names, cotangents, capabilities, precision),
     )
+
+
+def _gradient_bounds(
+    case: Case,
+    names: tuple[str, ...],
+    cotangents: tuple[np.ndarray | None, ...],
+    capabilities: Capabilities,
+    precision: Precision,
+) -> dict[str, Bound]:
+    found = _perturbed(case, names, cotangents, capabilities, precision)[1]
+    if case.operation in ("adaptive_computation_time", "act_loop"):
+        return _decided(case, capabilities, precision, found)
+    return _with_row_sums(case, cotangents[0], capabilities, found)
+
+
+def _decided(case: Case, capabilities: Capabilities, precision: Precision, found: dict[str, Bound]) -> dict[str, Bound]:
+    """The bounds with everything allowed in rows where roundings may choose another halting step."""
+    loop = case.operation == "act_loop"
+    halting = case["step.halting"][..., : case["max_steps"]] if loop else case["halting"]
+    rows = budgets.undecided(halting, case["epsilon"], precision, capabilities.halting_comparison)
+
+    def opened(bound: Bound) -> Bound:
+        there = rows.reshape(*rows.shape, *[1] * (bound.value.ndim - rows.ndim))
+        return replace(bound, allowed=np.where(there, np.inf, bound.allowed))
+
+    return {name: opened(bound) for name, bound in found.items()}
 
 
 def _recomputes(operation: str, precision: Precision) -> bool:
