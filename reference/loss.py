@@ -46,7 +46,8 @@ def cross_entropy(
     _check_arrays(logits, targets, ignore_index)
     _check_words(label_smoothing, reduction, smoothing, all_ignored)
     xp, kept = array_namespace(logits), targets != ignore_index
-    q = _wanted(logits, targets, label_smoothing, ignore_index, smoothing)
+    words: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index, "smoothing": smoothing}
+    q = smoothed_targets(targets, logits, **words)
     log_p = log_softmax(xp.where(kept[:, None], logits, 0.0))
     surprise = xp.where(q > 0, -log_p, 0.0)
     loss = xp.where(kept, xp.sum(q * surprise, axis=-1), 0.0)
@@ -58,19 +59,29 @@ def cross_entropy(
     return xp.where(count == 0, NOTHING[all_ignored], total / xp.where(count == 0, 1.0, count))
 
 
-def _wanted(logits: Any, targets: Any, epsilon: float, ignore_index: int, smoothing: str) -> Any:
-    """q[N,V], the distribution that p should be."""
+def smoothed_targets(
+    targets: Any, logits: Any, *, label_smoothing: float = 0.0, ignore_index: int = -100, smoothing: str = "all"
+) -> Any:
+    """The distribution q that softmax(logits) should be.
+
+    targets[N], logits[N,V] -> q[N,V].
+
+        q_n = (1 - epsilon) one_hot(targets_n) + epsilon u_n
+
+    Source, edges, errors: `cross_entropy`.
+    """
     xp, size = array_namespace(logits), logits.shape[1]
     classes = xp.arange(size, device=device(logits))
     target = classes == targets[:, None]
     sharing = target | True if smoothing == "all" else ~target
     if smoothing == "others_but_padding":
         sharing = sharing & (classes != ignore_index)
+    q = (1 - label_smoothing) * xp.astype(target, logits.dtype)
+    if label_smoothing == 0:
+        return q
     number = size - SMOOTHING.index(smoothing)
-    if epsilon == 0:
-        return xp.astype(target, logits.dtype)
     _check_sharing(number, ignore_index, size, smoothing)
-    return (1 - epsilon) * xp.astype(target, logits.dtype) + (epsilon / number) * xp.astype(sharing, logits.dtype)
+    return q + (label_smoothing / number) * xp.astype(sharing, logits.dtype)
 
 
 def _check_arrays(logits: Any, targets: Any, ignore_index: int) -> None:

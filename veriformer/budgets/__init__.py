@@ -1,7 +1,7 @@
 """Error budgets: the error a correct implementation of a declared precision may make, element by element.
 
 Derived from the inputs, the operation and a `Precision`; no rtol, no atol.
-Reading order: precision, bound, softmax, generation, normalization, activations, positions, selection, logits,
+Reading order: precision, bound, softmax, generation, loss, normalization, activations, positions, selection, logits,
 attention, packed, halting, optim, claims.
 """
 
@@ -10,6 +10,7 @@ from veriformer.budgets.attention import attention, attention_with_lse
 from veriformer.budgets.bound import Bound, error_ratio, exact, sum_of, undetermined
 from veriformer.budgets.generation import next_token_probabilities
 from veriformer.budgets.halting import act_loop, adaptive_computation_time, undecided
+from veriformer.budgets.loss import cross_entropy
 from veriformer.budgets.normalization import layer_norm, rms_norm, summed_over_rows
 from veriformer.budgets.optim import adamw_step, clip_by_global_norm, noam_schedule
 from veriformer.budgets.packed import cached_attention, varlen_attention
@@ -29,6 +30,7 @@ __all__ = [
     "attention_with_lse",
     "cached_attention",
     "clip_by_global_norm",
+    "cross_entropy",
     "dropout",
     "embedding",
     "error_ratio",
