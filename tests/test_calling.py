@@ -13,6 +13,7 @@ from veriformer.boundary import Request
 from veriformer.calling import ALIASES, CallPlan, UsageError, arguments, pick_results, plan_call
 from veriformer.declarations import Capabilities
 from veriformer.frameworks import Numpy
+from veriformer.moves import Move
 from veriformer.operations import OPERATIONS
 from veriformer.targets import Options, load_functions
 
@@ -185,3 +186,33 @@ def test_what_a_factory_makes_is_called_with_the_arrays() -> None:
     arrays = {"x": np.ones((1, 2, 1)), "memory": np.ones((1, 3, 1)), "params.wq": np.full((1, 1), 3.0)}
     outcome = loaded.boundaries["multi_head_attention"].cross(Request(arrays, {"heads": 2}, "float32"))
     assert outcome.kind == "ok" and (outcome.results[0] == 12).all()
+
+
+def test_every_mask_is_given_in_the_terms_that_are_declared() -> None:
+    plan = CallPlan("decoder_layer", {word: word for word in ("heads", "mask", "memory_mask")})
+    mask = np.array([[[[True, False]]]])
+    arrays = {"x": ONE[0], "memory": ONE[0], "mask": mask, "memory_mask": mask, "params.norm1.weight": ONE[0, 0, 0]}
+    for means, wanted in (("drop", [False, True]), ("additive", [0.0, -math.inf])):
+        request = Request(arrays, {"heads": 1}, "float32")
+        named = arguments(plan, Capabilities(mask_means=means), Numpy(), request)[1]
+        assert named["mask"].ravel().tolist() == named["memory_mask"].ravel().tolist() == wanted
+
+
+def test_a_model_gets_its_masks_in_these_terms_too() -> None:
+    seen: list[Any] = []
+
+    class Model:
+        vocabulary = 2
+
+        def full(self, tokens: Any) -> Any:
+            return self.step(tokens, None)[0]
+
+        def step(self, tokens: Any, cache: Any, *, mask: Any = None) -> Any:
+            seen.append(mask)
+            return np.zeros((*tokens.shape, 2), np.float32), 0
+
+    options = Options(framework="numpy", declare={"mask_means": "additive"})
+    boundary = load_functions({"decoder_lm": Model()}, options, "toy").boundaries["decoder_lm"]
+    move = Move("step", {"tokens": np.array([[0, 1]]), "mask": np.array([[False, True]])}, into=1)
+    assert boundary.cross(Request({}, {}, "float32", program=(move,))).kind == "ok"
+    assert seen[-1].tolist() == [[-math.inf, 0.0]]
