@@ -201,10 +201,10 @@ def _decided(case: Case, capabilities: Capabilities, precision: Precision, found
 
 def _recomputes(operation: str, precision: Precision) -> bool:
     """Whether the backward may form exp(x - lse) anew: attention as declared, logsumexp always (it is the gradient),
-    log_softmax where what it keeps is coarse, softmax never: it has its result."""
+    log_softmax and cross entropy where what they keep is coarse, softmax never: it has its result."""
     if operation == "logsumexp":
         return True
-    if operation == "log_softmax":
+    if operation in ("log_softmax", "cross_entropy"):
         return precision.u_statistics > precision.u_acc
     return precision.recomputes_probabilities and operation != "softmax"
 
