@@ -57,8 +57,9 @@ def halting_weights(halting: Any, *, epsilon: float = 0.01, comparison: str = "a
     xp, n = array_namespace(halting), _numbers(halting)
     sums = xp.cumulative_sum(halting, axis=-1, include_initial=True)
     before, total = sums[..., :-1], sums[..., 1:]
-    goes_on = total <= 1 - epsilon if comparison == "above" else total < 1 - epsilon
-    steps = 1 + xp.sum(xp.astype(goes_on & (n < halting.shape[-1]), xp.int64), axis=-1)
+    reached = total > 1 - epsilon if comparison == "above" else total >= 1 - epsilon
+    stops = reached | (n == halting.shape[-1])
+    steps = 1 + xp.argmax(xp.astype(stops, xp.int64), axis=-1)
     last = steps[..., None]
     remainder = xp.sum(xp.where(n == last, 1 - before, 0.0), axis=-1)
     weights = xp.where(n < last, halting, xp.where(n == last, 1 - before, 0.0))

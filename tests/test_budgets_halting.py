@@ -125,11 +125,17 @@ def test_the_last_step_is_no_choice():
 
 
 def test_what_follows_the_last_step_opens_nothing():
-    halting = np.asarray([[0.5, 0.5, np.nan, np.inf]])
+    halting = np.asarray([[0.5, 0.5, np.nan, np.inf], [0.5, 0.5, np.inf, 1.0]])
     assert not undecided(halting, 0.01, SINGLE).any()
-    states = np.asarray([[[1.0], [2.0], [np.nan], [np.inf]]])
+    states = np.asarray([[[1.0], [2.0], [np.nan], [np.inf]]] * 2)
     bounds = budgets.adaptive_computation_time(halting, states, precision=SINGLE)
     assert all(np.isfinite(bound.allowed).all() and np.isfinite(bound.value).all() for bound in bounds)
+
+
+def test_halting_outside_of_its_range_has_wider_margins():
+    """No implementation is asked for more there than its sums can hold."""
+    halting = np.asarray([[300.0, -299.0, 0.5], [0.5, 0.25, 0.125]])
+    np.testing.assert_array_equal(margins(halting, 0.25, SINGLE) > 1e-5, [[True] * 3, [False] * 3])
 
 
 def test_one_step_has_all_of_the_weight():

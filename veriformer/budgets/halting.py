@@ -44,7 +44,7 @@ def adaptive_computation_time(
     numbers = np.arange(1, halting.shape[-1] + 1)
     sizes = np.abs(np.where((numbers <= n)[..., None], states, 0.0))
     size, last = (weights[..., None] * sizes).sum(-2), np.where((numbers == n)[..., None], sizes, 0.0).sum(-2)
-    left = p.g(steps - 1) * p.e
+    left = p.g(steps - 1) * p.e * np.maximum(np.abs(remainder), 1)
     mean = {
         "sum": p.g(n) * p.u_acc * size,
         "products": p.e * size,
@@ -97,23 +97,36 @@ def act_loop(
 
 
 def undecided(halting: Array, epsilon: float, precision: Precision, comparison: str = "at_least") -> Array:
-    """Where roundings may choose another halting step.
-
-    halting[…, M] -> bool[…]
-
-        H_n = h_1 + … + h_n for some n < M lies within its margin of 1 - epsilon, and no step before n halts for sure
+    """Where roundings may choose another halting step; halting[…, M] -> bool[…].
 
     Source: derived; P108.
     """
+    earliest, latest = halting_steps(halting, epsilon, precision, comparison)
+    differ: Array = np.asarray(earliest != latest)
+    return differ
+
+
+def halting_steps(
+    halting: Array, epsilon: float, precision: Precision, comparison: str = "at_least"
+) -> tuple[Array, Array]:
+    """The first and the last step that roundings may choose to halt at.
+
+    halting[…, M] -> earliest[…], latest[…], from 1 to M
+
+        the first n at which H_n may reach 1 - epsilon, and the first at which it surely does, given `margins`
+
+    Source: derived; P100, P108.
+    """
     total, margin = np.cumsum(halting, -1), margins(halting, epsilon, precision)
     exceeds = np.greater if comparison == "above" else np.greater_equal
-    first = []
-    for sums in (total + margin, total - margin):
+    found = []
+    for sign in (1, -1):
+        with np.errstate(invalid="ignore"):
+            sums = total + sign * margin
         reached = exceeds(sums, 1 - epsilon)
         reached[..., -1] = True
-        first.append(reached.argmax(-1))
-    differ: Array = np.asarray(first[0] != first[1])
-    return differ
+        found.append(1 + reached.argmax(-1))
+    return found[0], found[1]
 
 
 def margins(halting: Array, epsilon: float, precision: Precision) -> Array:
@@ -123,13 +136,15 @@ def margins(halting: Array, epsilon: float, precision: Precision) -> Array:
 
         n e unless all of h_1 … h_n are multiples of 2 u,   + u max(epsilon, 1 - epsilon) unless epsilon is one
 
-    u is the roundoff of the coarsest dtype: below 2, where no sum goes that decides, multiples of 2 u are exact.
+    u is the roundoff of the coarsest dtype: up to 2, where no sum goes that decides, multiples of 2 u are exact.
+    Where halting is not between 0 and 1 the largest of the sums counts in place of 1.
     Source: derived.
     """
     p, numbers = precision, np.arange(1, halting.shape[-1] + 1)
-    exact = np.logical_and.accumulate(_multiple(halting, 2 * p.coarsest), axis=-1)
+    size = np.maximum.accumulate(np.maximum(np.abs(np.cumsum(halting, -1)), 1), axis=-1)
+    exact = np.logical_and.accumulate(_multiple(halting, 2 * p.coarsest) & (size <= 2), axis=-1)
     threshold = 0.0 if _multiple(np.asarray(epsilon), 2 * p.coarsest) else p.coarsest * max(epsilon, 1 - epsilon)
-    found: Array = np.where(exact, 0.0, numbers * p.e) + threshold
+    found: Array = np.where(exact, 0.0, numbers * p.e * size) + threshold
     return found
 
 
