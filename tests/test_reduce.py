@@ -221,6 +221,9 @@ def test_tokens_stay_in_range_when_their_table_gets_smaller() -> None:
     ids = Case("embedding", {"ids": np.array([4, 1]), "table": some(5, 2)}, {"padding_index": 4})
     small = with_kept(ids, "V", np.array([3, 4]))
     assert small["ids"].tolist() == [1, 0] and small["padding_index"] == 1
+    loss = Case("cross_entropy", {"logits": some(3, 5), "targets": np.array([4, -7, 1])}, {"ignore_index": -7})
+    small = with_kept(loss, "V", np.array([3, 4]))
+    assert small["targets"].tolist() == [1, -7, 0] and small["ignore_index"] == -7
 
 
 def test_parts_of_a_composite_go_as_a_whole() -> None:

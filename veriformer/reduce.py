@@ -21,9 +21,9 @@ VISIBLE = 1e-2
 
 OPTIONAL_PART = re.compile(r"\.(head|norm|layers\.(?P<layer>\d+))(?=\.)")
 """Where the name of a weight says that it belongs to something that a composite need not have."""
-TOKENS = {"ids": "V", "tokens": "V", "prompt": "V", "source": "Vs", "target": "V"}
+TOKENS = {"ids": "V", "tokens": "V", "prompt": "V", "source": "Vs", "target": "V", "targets": "V"}
 """Arrays of token numbers -> the axis that has a row for each of them."""
-TOKEN_WORDS = ("padding_index", "end", "pad")
+TOKEN_WORDS = ("padding_index", "end", "pad", "ignore_index")
 """Keywords that are such numbers themselves."""
 
 Arguments = tuple[Any, ...]
@@ -79,7 +79,7 @@ def visibility(broken: Broken) -> float:
 
 
 def surprises(arguments: Arguments) -> int:
-    """Features that make a case harder to grasp than the failure needs: empty rows."""
+    """Features that make a case harder to grasp than the failure needs: empty rows, nothing but ignored targets."""
     from veriformer.oracle import ATTENTIONS, allowed_keys
 
     case = arguments[0]
@@ -93,7 +93,8 @@ def surprises(arguments: Arguments) -> int:
     if "axis" in case.table.keywords:
         return int((case["x"] == -np.inf).all(case["axis"]).any())
     if "logits" in case.arrays:
-        return int((case["logits"] == -np.inf).all(-1).any())
+        ignored = case["targets"] is not None and bool((case["targets"] == case["ignore_index"]).all())
+        return int((case["logits"] == -np.inf).all(-1).any()) + int(ignored)
     return 0
 
 
@@ -240,11 +241,12 @@ def with_kept(case: Case, label: str, kept: np.ndarray) -> Case:
         for place, axis in enumerate(case.labels(name)):
             if name in case.table.arrays or array.shape[place] > 1 or name.startswith(PARAMS):
                 array = keep_along(case, array, place, axis, label, kept)
-        arrays[name] = renumbered(array, kept) if TOKENS.get(name) == label else array
+        arrays[name] = renumbered(array, kept, axis_size(case, label)) if TOKENS.get(name) == label else array
     smaller = case.with_arrays(**arrays)
     if label in TOKENS.values():
         words = {word: value for word, value in case.keywords.items() if word in TOKEN_WORDS and value is not None}
-        smaller = smaller.with_keywords(**{word: int(renumbered(value, kept)) for word, value in words.items()})
+        size = axis_size(case, label)
+        smaller = smaller.with_keywords(**{word: int(renumbered(value, kept, size)) for word, value in words.items()})
     if label == "M" and "max_steps" in case.keywords:
         smaller = smaller.with_keywords(max_steps=min(case["max_steps"], len(kept)))
     if "heads" in case.keywords and label in ("R", "G"):
@@ -253,9 +255,13 @@ def with_kept(case: Case, label: str, kept: np.ndarray) -> Case:
     return smaller
 
 
-def renumbered(tokens: Any, kept: np.ndarray) -> np.ndarray:
-    """Token numbers where only some rows of their table are kept; those whose row is gone become 0."""
-    return np.where(np.isin(tokens, kept), np.searchsorted(kept, tokens), 0)
+def renumbered(tokens: Any, kept: np.ndarray, size: int) -> np.ndarray:
+    """Token numbers where only some rows of their table are kept; those whose row is gone become 0.
+
+    What is no row's number, such as -100 for a target that is ignored, stays.
+    """
+    found = np.where(np.isin(tokens, kept), np.searchsorted(kept, tokens), 0)
+    return np.where((np.asarray(tokens) >= 0) & (np.asarray(tokens) < size), found, tokens)
 
 
 def keep_along(case: Case, array: np.ndarray, place: int, axis: str, label: str, kept: np.ndarray) -> np.ndarray:
