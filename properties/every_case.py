@@ -25,6 +25,7 @@ from veriformer.properties.cases import TEMPERATURES, few, layer_norm_cases, pla
 from veriformer.properties.encoder_decoder_cases import encoder_decoder_cases, plain_encoder_decoder
 from veriformer.properties.generate_cases import generate_cases, plain_generate
 from veriformer.properties.generation_cases import next_token_cases, plain_next_token_probabilities
+from veriformer.properties.halting_cases import halting_cases, plain_halting
 from veriformer.properties.layer_cases import layer_cases, plain_layer
 from veriformer.properties.model_cases import decoder_cases, plain_decoder
 from veriformer.properties.position_cases import (
@@ -75,6 +76,8 @@ GENERAL: dict[str, Callable[..., Recipe]] = {
     "decoder_lm": decoder_cases,
     "encoder_decoder": encoder_decoder_cases,
     "generate": generate_cases,
+    "adaptive_computation_time": halting_cases,
+    "act_loop": halting_cases,
     "next_token_probabilities": next_token_cases,
     "transformer": transformer_cases,
     "dropout": dropout_cases,
@@ -106,6 +109,8 @@ PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
     "decoder_lm": plain_decoder,
     "encoder_decoder": plain_encoder_decoder,
     "generate": plain_generate,
+    "adaptive_computation_time": plain_halting,
+    "act_loop": plain_halting,
     "next_token_probabilities": plain_next_token_probabilities,
     "transformer": plain_transformer,
     "dropout": plain_dropout,
