@@ -69,20 +69,26 @@ PRESETS = {
 }
 
 
-def universal_dialect(
-    x: Any, params: Params, *, preset: str | Dialect = "default", heads: int, norm: str = "post", mask: Any = None,
-    causal: bool = False, memory: Any = None, memory_mask: Any = None, max_steps: int, epsilon: float = 0.01,
-) -> Result:  # fmt: skip
+def universal_dialect(x: Any, params: Params, *, preset: str | Dialect = "default", **keywords: Any) -> Result:
     """The Universal Transformer of a preset, or of any choice of switches.
 
-    x[B,T,d] and everything else as in `universal_transformer` -> out[B,T,d], N[B,T] int64, R[B,T].
+    x[B,T,d], params and keywords as in `universal_transformer` -> out[B,T,d], N[B,T] int64, R[B,T].
 
         z^n = u^(n-1) + signals,   s^n = layer(z^n),   h^n of s^n or z^n;   then as the switches say
 
-    Source: of each preset above; P97, P98 and section 3.13 of the semantics say what they keep and what they do not.
+    Source: of each preset above; what they keep and what not: P97, P98, section 3.13 of the semantics.
     Edges: preset = "default" is `universal_transformer`, bit for bit.
     Raises ValueError for an unknown preset, and as `universal_transformer` does.
     """
+    result, _ = dialect_and_halting(x, params, preset=preset, **keywords)
+    return result
+
+
+def dialect_and_halting(
+    x: Any, params: Params, *, preset: str | Dialect = "default", heads: int, norm: str = "post", mask: Any = None,
+    causal: bool = False, memory: Any = None, memory_mask: Any = None, max_steps: int, epsilon: float = 0.01,
+) -> tuple[Result, Any]:  # fmt: skip
+    """What `universal_dialect` gives, and the halting probabilities h[B,T,M] that led there."""
     how = preset if isinstance(preset, Dialect) else PRESETS.get(preset)
     if how is None:
         near, known = _nearest(preset), ", ".join(PRESETS)
@@ -101,8 +107,10 @@ def universal_dialect(
         running = running & (total <= 1 - epsilon if how.comparison == "above" else total < 1 - epsilon)
         halting.append(h)
         states.append(u)
-    weights, steps, remainder = _weights(xp.stack(halting, axis=-1), how, epsilon)
-    return of_real_tokens(real, _output(weights, steps, xp.stack(states, axis=-2), real, how), steps, remainder)
+    heard = xp.stack(halting, axis=-1)
+    weights, steps, remainder = _weights(heard, how, epsilon)
+    out = _output(weights, steps, xp.stack(states, axis=-2), real, how)
+    return of_real_tokens(real, out, steps, remainder), heard
 
 
 def _signalled(u: Any, how: Dialect, n: int) -> Any:

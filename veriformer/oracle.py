@@ -17,6 +17,7 @@ from veriformer.given_models import TableModel
 from veriformer.memory import Memory, key_of
 from veriformer.operation import LISTED
 from veriformer.reference import visible_keys
+from veriformer.reference.universal_dialects import dialect_and_halting
 
 ATTENTIONS = ("attention", "attention_with_lse")
 COMPOSITES = (
@@ -239,7 +240,25 @@ def _perturbed(
     def function(tensors: Mapping[str, Any]) -> Any:
         return reference_call(case.operation, capabilities, tensors, case.keywords)
 
+    if case.operation == "universal_transformer":
+        return _pondered(case, names, cotangents, precision)
     return perturbed(function, case.arrays, precision, cotangents=cotangents, wrt=names)
+
+
+def _pondered(
+    case: Case, names: tuple[str, ...], cotangents: tuple[np.ndarray | None, ...] | None, precision: Precision
+) -> tuple[tuple[Bound, ...], dict[str, Bound]]:
+    """The same for a Universal Transformer, of which sequences are open where roundings may choose a halting step."""
+    from veriformer.budgets.universal import universal_transformer
+
+    def function(tensors: Mapping[str, Any]) -> Any:
+        named = {**case.keywords, **{name: tensors[name] for name in case.table.options if name in tensors}}
+        result, halting = dialect_and_halting(*positional_of(case.operation, tensors, case.keywords), **named)
+        return (*result, halting)
+
+    return universal_transformer(
+        function, case.arrays, precision, epsilon=case["epsilon"], cotangents=cotangents, wrt=names
+    )
 
 
 def _attention(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:
