@@ -27,7 +27,16 @@ from veriformer.properties.generate_cases import generate_cases, plain_generate
 from veriformer.properties.generation_cases import next_token_cases, plain_next_token_probabilities
 from veriformer.properties.halting_cases import halting_cases, plain_halting
 from veriformer.properties.layer_cases import layer_cases, plain_layer
+from veriformer.properties.loss_cases import cross_entropy_cases, plain_cross_entropy
 from veriformer.properties.model_cases import decoder_cases, plain_decoder
+from veriformer.properties.optimizer_cases import (
+    adamw_cases,
+    clip_cases,
+    noam_cases,
+    plain_adamw_step,
+    plain_clip_by_global_norm,
+    plain_noam_schedule,
+)
 from veriformer.properties.position_cases import (
     alibi_bias_cases,
     plain_alibi_bias,
@@ -82,6 +91,10 @@ GENERAL: dict[str, Callable[..., Recipe]] = {
     "transformer": transformer_cases,
     "dropout": dropout_cases,
     "embedding": embedding_cases,
+    "cross_entropy": cross_entropy_cases,
+    "adamw_step": adamw_cases,
+    "clip_by_global_norm": clip_cases,
+    "noam_schedule": noam_cases,
 }
 """What makes the cases of each operation."""
 
@@ -115,6 +128,10 @@ PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
     "transformer": plain_transformer,
     "dropout": plain_dropout,
     "embedding": plain_embedding,
+    "cross_entropy": plain_cross_entropy,
+    "adamw_step": plain_adamw_step,
+    "clip_by_global_norm": plain_clip_by_global_norm,
+    "noam_schedule": plain_noam_schedule,
 }
 """Two or three of the most ordinary cases of each operation."""
 
