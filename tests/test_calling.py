@@ -147,7 +147,7 @@ def test_a_default_of_none_does_not_decide_what_ours_decides() -> None:
     plan = plan_call(function_with("x, dim=None, temperature=None"), "softmax")
     request = Request({"x": np.ones(2)}, {"temperature": 2.0}, "float32")
     assert arguments(plan, Capabilities(), Numpy(), request)[1] == {"dim": -1, "temperature": 2.0}
-    assert given(plan_call(function_with("q, k, v, scale=None, causal=True"), "attention")) == {}
+    assert given(plan_call(function_with("q, k, v, scale=None, causal=False"), "attention")) == {}
 
 
 def test_a_builtin_without_a_signature_needs_accepts() -> None:
@@ -216,3 +216,12 @@ def test_a_model_gets_its_masks_in_these_terms_too() -> None:
     move = Move("step", {"tokens": np.array([[0, 1]]), "mask": np.array([[False, True]])}, into=1)
     assert boundary.cross(Request({}, {}, "float32", program=(move,))).kind == "ok"
     assert seen[-1].tolist() == [[-math.inf, 0.0]]
+
+
+def test_a_default_of_another_value_is_not_left_to_decide() -> None:
+    plan = plan_call(function_with("logits, targets, *, ignore_index=0, label_smoothing=0.0"), "cross_entropy")
+    assert plan.always == ("ignore_index",)
+    arrays = {"logits": ONE[0, 0], "targets": np.array([0, 0, 0])}
+    assert arguments(plan, Capabilities(), Numpy(), Request(arrays, {}, "float32"))[1] == {"ignore_index": -100}
+    plan = plan_call(function_with("q, k, v, *, causal=True, scale=1.0"), "attention")
+    assert plan.always == ("causal",)  # for the scale ours says nothing

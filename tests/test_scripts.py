@@ -18,7 +18,7 @@ from veriformer.catalogue import all_laws
 from veriformer.checking import in_process
 from veriformer.isolate import Remote
 from veriformer.law import find_laws
-from veriformer.report.live import replay_record
+from veriformer.report.kept import replay_record
 from veriformer.report.script import save, script_of
 from veriformer.running import Item, Row
 from veriformer.subject import Implementation

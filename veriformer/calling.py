@@ -34,7 +34,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "epsilon": ("epsilon", "eps"),
     "max_steps": ("max_steps", "act_max_steps"),
     "label_smoothing": ("label_smoothing", "smoothing"),
-    "ignore_index": ("ignore_index", "ignore_id"),
+    "ignore_index": ("ignore_index", "ignored_index", "ignore_id", "padding_idx", "pad_id"),
     "lr": ("lr", "learning_rate"),
     "beta1": ("beta1", "b1"),
     "beta2": ("beta2", "b2"),
@@ -73,7 +73,7 @@ class CallPlan:
     keywords: our word -> the parameter's name. grouped: the name of the flag for grouped heads.
     pick: where the results sit in a returned tuple, or None for a bare array. left: parameters that
     keep their own defaults. always: our words that are given in every call, since the function has
-    no default for them, or one that decides nothing (None). factory: the function makes a composite
+    no default for them, or another one than ours. factory: the function makes a composite
     from its weights, make(params, **keywords), and what it returns takes the arrays.
     """
 
@@ -123,7 +123,7 @@ def plan_call(
     table = OPERATIONS[operation]
     pick = pick_results(table, returns)
     if accepts is not None:
-        return _plan(table, list(accepts), [], pick, open_ended=accepts, strict=True)
+        return _plan(table, list(accepts), [], pick, defaults=dict.fromkeys(accepts), strict=True)
     try:
         # a module of torch is called through a signature that says nothing
         parameters = list(inspect.signature(getattr(function, "forward", function)).parameters.values())
@@ -161,8 +161,8 @@ def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick:
                 f"{nearest(parameter.name, words)}"
             )
     bare = [p.name for p in rest if p.default is p.empty]
-    open_ended = [p.name for p in rest if p.default is None]
-    return replace(_plan(table, named, left, pick, bare, open_ended), factory=factory)
+    defaults = {p.name: p.default for p in rest if p.default is not p.empty}
+    return replace(_plan(table, named, left, pick, bare, defaults), factory=factory)
 
 
 def _check_order(table: Operation, parameters: list[inspect.Parameter], positional: list[inspect.Parameter]) -> None:
@@ -182,7 +182,7 @@ def _plan(
     left: list[str],
     pick: tuple[int, ...] | None,
     bare: Sequence[str] = (),
-    open_ended: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
     strict: bool = False,
 ) -> CallPlan:
     keywords: dict[str, str] = {}
@@ -200,9 +200,11 @@ def _plan(
             f"{table.name}: no parameter for {lacking[0]!r}, which every call gives; wanted {signature_of(table)}"
         )
     keywords = {ours: keywords[ours] for ours in order if ours in keywords}
-    # without a default of its own the function needs ours; where its default is None, ours says more if there is one
+    # without a default of its own the function needs ours, and where its default is another, if ours says anything
+    own = defaults or {}
     definite = [ours for ours, value in table.keywords.items() if value is not None]
-    always = [o for o, theirs in keywords.items() if theirs in bare or theirs in open_ended and o in definite]
+    other = [ours for ours in definite if keywords.get(ours) in own and own[keywords[ours]] != table.keywords[ours]]
+    always = [ours for ours, theirs in keywords.items() if theirs in bare or ours in other]
     return CallPlan(table.name, keywords, GROUPED if GROUPED in names else "", pick, tuple(left), tuple(always))
 
 
