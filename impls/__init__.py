@@ -13,6 +13,7 @@ NUMPY = (
     "veriformer.impls.numpy_transformer",
     "veriformer.impls.numpy_decoder",
     "veriformer.impls.numpy_encoder_decoder",
+    "veriformer.impls.numpy_universal",
 )
 """Modules behind the registered name `numpy`."""
 TORCH = (
@@ -30,5 +31,6 @@ TORCH = (
     "veriformer.impls.torch_transformer",
     "veriformer.impls.torch_decoder",
     "veriformer.impls.torch_encoder_decoder",
+    "veriformer.impls.torch_universal",
 )
 """Modules behind the registered name `torch`."""

@@ -58,6 +58,7 @@ from veriformer.properties.rows_cases import (
     rms_norm_cases,
 )
 from veriformer.properties.transformer_cases import plain_transformer, transformer_cases
+from veriformer.properties.universal_cases import plain_universal, universal_cases
 
 _softmax = functools.partial(softmax_cases, axes=True, temperatures=TEMPERATURES)
 
@@ -89,6 +90,7 @@ GENERAL: dict[str, Callable[..., Recipe]] = {
     "act_loop": halting_cases,
     "next_token_probabilities": next_token_cases,
     "transformer": transformer_cases,
+    "universal_transformer": universal_cases,
     "dropout": dropout_cases,
     "embedding": embedding_cases,
     "cross_entropy": cross_entropy_cases,
@@ -126,6 +128,7 @@ PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
     "act_loop": plain_halting,
     "next_token_probabilities": plain_next_token_probabilities,
     "transformer": plain_transformer,
+    "universal_transformer": plain_universal,
     "dropout": plain_dropout,
     "embedding": plain_embedding,
     "cross_entropy": plain_cross_entropy,

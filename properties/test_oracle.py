@@ -13,6 +13,7 @@ from veriformer.properties.families import FAMILIES
 from veriformer.properties.generation_cases import next_token_cases
 from veriformer.properties.layer_cases import LAYERED, layer_cases
 from veriformer.properties.model_cases import decoder_cases
+from veriformer.properties.universal_cases import universal_cases
 from veriformer.subject import Subject
 
 _ATTENTION = attention_cases(empty=True, examples=32)
@@ -30,6 +31,7 @@ ORACLE_CASES = by_operation(
         **dict.fromkeys(LAYERED, layer_cases(examples=16)),
         "decoder_lm": decoder_cases(examples=12),
         "encoder_decoder": encoder_decoder_cases(examples=12),
+        "universal_transformer": universal_cases(examples=12),
     },
     examples=32,
 )
