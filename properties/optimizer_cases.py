@@ -22,7 +22,8 @@ BETAS = ((0.9, 0.999), (0.9, 0.98), (0.5, 0.9), (0.95, 0.95), (0.75, 0.5), (0.0,
 EPSILONS = (1e-8, 1e-3, 1e-6, 1e-9, 0.125)
 HALF_EPSILONS = (1e-3, 1e-2, 0.125)
 """Those that float16 can add to anything; below 3e-8 they are 0 there."""
-GRADIENTS = ("normal", "integers", "near_epsilon", *(name for name in FAMILIES if name not in ("normal", "integers")))
+_SPECIAL = ("normal", "integers", "near_epsilon", "decades")
+GRADIENTS = (*_SPECIAL, *(name for name in FAMILIES if name not in _SPECIAL))
 PLAIN = ("normal", "integers", "halves", "constant", "sparse", "heavy")
 """Families of gradients of about 1."""
 
@@ -56,8 +57,8 @@ def adamw_cases(
 ) -> Recipe:
     """Cases of adamw_step; keywords are drawn where they can be given, the first case has the defaults.
 
-    families: of gradients, "near_epsilon" among them. fresh: m and v are 0; else they are at every step but 1, some
-    entries excepted, as if gradients of other sizes had come before. least: the smallest number of entries.
+    families: of gradients, "near_epsilon" and "decades" among them. fresh: m and v are 0; else they are, but at step 1
+    and in some entries, as if gradients of other sizes had come before. least: the smallest number of entries.
     """
 
     def shapes(domain: Domain) -> list[Shape]:
@@ -66,7 +67,7 @@ def adamw_cases(
     def make(domain: Domain, shape: Shape, family: str, other: int, seed: int) -> Case:
         rng, admitted, half = np.random.default_rng([seed, 1]), domain.admitted(layouts), domain.dtype == "float16"
         usable = [e for e in epsilons if not half or e >= 1e-3] or HALF_EPSILONS
-        beta1, beta2 = BETAS[other // 2 % len(BETAS)]
+        beta1, beta2 = BETAS[(other + other // 6) % len(BETAS)]
         words = {
             "lr": float(rates[other % len(rates)]), "beta1": beta1, "beta2": beta2,
             "eps": float(usable[other // 3 % len(usable)]), "weight_decay": float(decays[other // 2 % len(decays)]),
@@ -83,10 +84,12 @@ def adamw_cases(
 
 
 def gradient_values(family: str, seed: int, shape: Shape, dtype: str, eps: float) -> np.ndarray:
-    """Values of a family; one knows eps. In float16 they are of a size whose squares the dtype can hold."""
+    """Values of a family; two are of this file. In float16 they are of a size whose squares it can hold."""
     rng = np.random.default_rng(seed)
     if family == "near_epsilon":
         g = rng.choice([-1.0, 1.0], shape) * eps * 10.0 ** rng.uniform(-2, 2, shape)
+    elif family == "decades":
+        g = rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-12, 12, shape)
     else:
         g = fill(family, seed, shape, dtype)
     if dtype != "float16":

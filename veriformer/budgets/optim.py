@@ -2,7 +2,8 @@
 
 Admitted algorithms of adamw_step: averages as beta m + (1 - beta) g or m + (1 - beta) (g - m); the corrections
 on the averages, or moved into the rate and into eps; new averages used before or after they are stored; decay
-apart or together with the step. Not admitted: betas, rates or corrections held in less than the accumulator.
+apart or together with the step. Not admitted: 1 - beta or a correction made of what is held in less
+than the accumulator.
 Admitted algorithms of clip_by_global_norm: the norm of all entries, or of the norms of all arrays, in any
 order; a factor for all, 1 where nothing is to be clipped. Not admitted: squares that overflow.
 Admitted algorithms of noam_schedule: powers in any order.
@@ -47,7 +48,8 @@ def adamw_step(
 
     The first term is what a rounded beta makes of 1 - beta; of c it makes t u_acc beta^t / c. E_D is what ± E_v
     makes of the root. Here E_m and E_v count the storage of both, which may come before they are used.
-    [unfused] adds u_mid for each value that may be stored between two steps: a product, a sum, g², root, D, q.
+    [unfused] adds u_mid for each value that may be stored between two steps: a product, a sum, g², root, D, q, and
+    a factor such as 1 - lr weight_decay, which torch's foreach rounds to the dtype of what it multiplies.
     Source: derived; Kingma, Ba 2015 (Adam), algorithm 1.
     Edges: nothing is allowed where nothing moves. inf (undetermined) where D may be 0, and where g² or another
     value between two steps may overflow.
@@ -125,7 +127,7 @@ class _Average:
     def of(cls, old: Array, new: Array, error: Array, beta: float, p: Precision) -> _Average:
         """error: that of `new`, besides what underflows."""
         size = np.abs(old) + (1 - beta) * np.abs(new)
-        arithmetic = (p.g(C) * p.u_acc + 2 * p.u_store) * size + np.where(size == 0, 0.0, 3 * _underflow(p))
+        arithmetic = (p.g(C) * p.u_acc + 3 * p.u_store) * size + np.where(size == 0, 0.0, 3 * _underflow(p))
         return cls(p.u_acc * beta * (np.abs(old) + np.abs(new)), arithmetic, (1 - beta) * error)
 
     @property
@@ -209,7 +211,7 @@ class _Step:
     def shrinking(self, param: Array) -> Array:
         """The error of param (1 - lr weight_decay); none without decay."""
         decays = self.lr * self.weight_decay if self.decay == "decoupled" else 0.0
-        unit = self.p.g(C) * self.p.u_acc + self.p.u_store * (1 + 3 * decays) if decays else 0.0
+        unit = self.p.g(C) * self.p.u_acc + self.p.u_store * (2 + 3 * decays) if decays else 0.0
         error: Array = unit * np.abs(param)
         return error
 
@@ -221,7 +223,7 @@ class _Step:
         # eps itself never underflows where nothing is stored
         still = (v == 0) & (not p.unfused) & (self.eps >= p.eta_acc)
         underflow = np.where(still, 0.0, 2 * _underflow(p) / np.sqrt(c2))
-        return value, off + (p.g(C) * p.u_acc + 3 * p.u_store) * value + underflow
+        return value, off + (p.g(C) * p.u_acc + 4 * p.u_store) * value + underflow
 
     def root(self, square: Array, correction: Any) -> Array:
         """D of an average of squares and a correction; inf where the correction may be 0."""
