@@ -1,8 +1,9 @@
 """torch's own optimisers, clipping and schedules as pure functions: state is put in, and what a step makes comes out.
 
 "optimizer", "optimizer_foreach" and "optimizer_fused" are the three ways of torch.optim.AdamW and of clip_grad_norm_
-(which has two); "optimizer_l2" is torch.optim.Adam, whose decay is a gradient (declared: weight_decay = coupled), its
-rate a tensor. "optimizer_flat" is what large-scale trainers write: one buffer of all numbers, in float32 at least.
+(which has two); "optimizer_restored" is the fused one with m and v from a checkpoint, which are contiguous whatever the
+parameter is. "optimizer_l2" is torch.optim.Adam, whose decay is a gradient (declared: weight_decay = coupled), its rate
+a tensor. "optimizer_flat" is what large-scale trainers write: one buffer of all numbers, in float32 at least.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from veriformer.declarations import Capabilities
+from veriformer.declarations import Capabilities, Expected
 
 FRAMEWORK = "torch"
 _WIDENED = {"float64": "float64", "default": "float32"}
 State = tuple[Tensor, Tensor, Tensor]
 
 
-def _make_step(name: str, kind: Any, tensor_rate: bool = False, **options: bool) -> Callable[..., State]:
+def _make_step(
+    name: str, kind: Any, tensor_rate: bool = False, restored: bool = False, **options: bool
+) -> Callable[..., State]:
     def adamw_step(
         param: Tensor,
         grad: Tensor,
@@ -42,6 +45,8 @@ def _make_step(name: str, kind: Any, tensor_rate: bool = False, **options: bool)
         changed in place.
         """
         theta, mean, square = (array.clone() for array in (param, m, v))
+        if restored:
+            mean, square = mean.contiguous(), square.contiguous()
         theta.grad = grad.clone()
         rate = torch.tensor(lr, dtype=torch.float64) if tensor_rate else lr
         own = kind([theta], lr=rate, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, **options)
@@ -137,6 +142,7 @@ VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
         "clip_by_global_norm": _make_clip("optimizer_foreach", True),
     },
     "optimizer_fused": {"adamw_step": _make_step("optimizer_fused", _ADAMW, fused=True)},
+    "optimizer_restored": {"adamw_step": _make_step("optimizer_restored", _ADAMW, restored=True, fused=True)},
     "optimizer_l2": {"adamw_step": _make_step("optimizer_l2", _ADAM, True, foreach=False)},
     "optimizer_flat": {
         "adamw_step": _step_flat,
@@ -144,13 +150,38 @@ VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
         "noam_schedule": _noam_of_tensors,
     },
 }
-_CLIP = {"clip_by_global_norm": Capabilities(clip_epsilon=1e-6)}
+_CLIP = {"clip_by_global_norm": Capabilities(clip_epsilon=1e-6, extreme_values=True)}
 CAPABILITIES = {
     "optimizer": _CLIP,
     "optimizer_foreach": _CLIP,
+    "optimizer_restored": {"adamw_step": Capabilities(dtypes=("float32",))},
     "optimizer_l2": {"adamw_step": Capabilities(weight_decay="coupled")},
     "optimizer_flat": {
         "adamw_step": Capabilities(intermediate=_WIDENED),
-        "clip_by_global_norm": Capabilities(intermediate=_WIDENED),
+        "clip_by_global_norm": Capabilities(intermediate=_WIDENED, extreme_values=True),
     },
 }
+EXPECTED = [
+    Expected(
+        "adamw_step/layout-changes-nothing",
+        reason="the fused CPU kernel walks through memory and does not look at strides, where that of CUDA raises",
+        link="https://github.com/pytorch/pytorch/issues/106951",
+        case={
+            "param": [[0.0, 0.0], [0.0, 0.0]], "grad": [[1.0, -1.0], [-1.0, -1.0]], "m": [[0.0, 1.0], [0.0, 0.0]],
+            "v": [[1.0, 1.0], [1.0, 1.0]], "step": 1, "lr": 1.0,
+        },
+        variants=("optimizer_restored",),
+    ),
+    *(
+        Expected(
+            f"clip_by_global_norm/{law}",
+            reason="squares of float32 are summed in float32 and overflow, though the norm does not: all become 0",
+            link="https://github.com/pytorch/pytorch/issues/193006",
+            case={"grads.0": [3e25, 4e25], "max_norm": 1e25},
+            when={"dtype": "float32, bfloat16"},
+            where="max_norm > 1e20",
+            variants=("optimizer", "optimizer_foreach"),
+        )
+        for law in ("equals-the-reference", "long-gradients-get-the-norm", "short-gradients-are-left-alone")
+    ),
+]  # fmt: skip

@@ -140,7 +140,7 @@ PLAIN: dict[str, Callable[[Domain], list[Case]]] = {
 
 EVERY = tuple(GENERAL)
 """All operations."""
-WITH_ARRAYS = tuple(name for name in EVERY if OPERATIONS[name].arrays)
+WITH_ARRAYS = tuple(name for name in EVERY if OPERATIONS[name].arrays or OPERATIONS[name].params)
 """Those that are given arrays."""
 REAL_VALUED = tuple(name for name in EVERY if OPERATIONS[name].results != ("ids",))
 """Those whose results are not whole numbers."""

@@ -269,7 +269,7 @@ class _Factor:
 
 
 def _norm_between(norm: float, n: int, arrays: int, p: Precision) -> tuple[float, float]:
-    """The smallest and the largest norm that may be found."""
+    """The smallest and the largest norm that may be found; a square that underflows becomes 0, or twice what it is."""
     unit = (p.g(n + C) / 2 + p.g(C)) * p.u_acc + p.u_store * (7 + arrays) / 2
     lost = n * _underflow(p) / norm / norm
-    return norm * max(1 - unit, 0.0) * max(1 - lost, 0.0) ** 0.5, norm * (1 + unit) * (1 + lost) ** 0.5
+    return norm * max(1 - unit, 0.0) * max(1 - lost, 0.0) ** 0.5, norm * (1 + unit) * (1 + min(lost, 1.0)) ** 0.5
