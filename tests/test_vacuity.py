@@ -47,7 +47,8 @@ KILLS = [(family, kill) for family, laws in FAMILIES.items() for kill in laws[0]
 WRONG: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "zeros": np.zeros_like,
     "a constant": lambda result: np.full_like(result, 0.25),
-    "rows rolled by one": lambda result: np.roll(result, 1, -2 if result.ndim > 1 else None),
+    # a single number has no rows to be exchanged
+    "rows rolled by one": lambda result: np.roll(result, 1, -2 if result.ndim > 1 else None) if result.ndim else -result,
 }
 
 
