@@ -48,7 +48,9 @@ WRONG: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "zeros": np.zeros_like,
     "a constant": lambda result: np.full_like(result, 0.25),
     # a single number has no rows to be exchanged
-    "rows rolled by one": lambda result: np.roll(result, 1, -2 if result.ndim > 1 else None) if result.ndim else -result,
+    "rows rolled by one": lambda result: (
+        np.roll(result, 1, -2 if result.ndim > 1 else None) if result.ndim else -result
+    ),
 }
 
 
