@@ -86,8 +86,8 @@ def halting_of_speed(speed: str, rng: np.random.Generator, shape: Shape, epsilon
         pace = rng.choice([1.0, 0.7, 0.5, 0.3, 0.1, 0.02], (*shape[:-1], 1))
         drawn = pace * rng.uniform(0.5, 1, shape)
         flat = drawn.reshape(-1, size)
-        for row, value in zip(flat[1:3], (1.0, 0.5 / size), strict=False):
-            row[0], row[1:] = value, 0.5 / size
+        for row, value in zip(flat[1:3], (1.0, 0.3 / size), strict=False):
+            row[0], row[1:] = value, 0.3 / size
         return drawn
     if speed == "ties":
         return on_the_threshold(rng, shape, epsilon)
