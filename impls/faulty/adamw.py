@@ -255,7 +255,10 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "averages-are-what-they-are-called": {
         "betas_exchanged": ("mutation: beta1 for beta2", "m is averaged with beta2, v with beta1"),
         "betas_ignored": ("mutation: an argument without effect", "the betas are always 0.9 and 0.999"),
-        "betas_in_bfloat16": ("mutation: weak types in bfloat16", "beta2 = 0.999 is 1, and v stands still"),
+        "betas_in_bfloat16": (
+            "tt-metal#55935",
+            "1 - beta is made of a beta in bfloat16: 0.999 is 1, and v stands still",
+        ),
         "variance_centred": ("mutation: AdaBelief for Adam", "v averages (g - m)²"),
         "largest_for_mean": ("mutation: AdaMax for Adam", "v = max(beta2 v, g²)"),
         "variance_never_falls": ("pytorch#78807, the other way round", "AMSGrad's maximum is kept as v"),
