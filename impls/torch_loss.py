@@ -71,13 +71,15 @@ class _Fused(torch.autograd.Function):
                 p -= epsilon / size
             loss[rows] = far
             gradient[rows] = p.scatter_add(1, at, torch.full_like(far, epsilon - 1)[:, None]).to(logits.dtype)
-        ctx.save_for_backward(gradient)
+        ctx.save_for_backward(gradient, kept)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,), (g,) = ctx.saved_tensors, cotangents
-        return (gradient * g[:, None]).to(gradient.dtype), None, None, None
+        (gradient, kept), (g,) = ctx.saved_tensors, cotangents
+        # where nothing is kept the mean's cotangent is divided by 0
+        passed = torch.where(kept[:, None], gradient * g[:, None], 0.0)
+        return passed.to(gradient.dtype), None, None, None
 
 
 def cross_entropy_fused(
@@ -96,19 +98,19 @@ def cross_entropy_fused(
 def cross_entropy_others(
     logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """Smoothing over the classes other than the target, as fairseq writes it.
+    """Smoothing over the classes other than the target, as fairseq writes it; 16-bit numbers in float32.
 
     logits[N,V], targets[N] -> loss[], or loss[N] with reduction none
     loss_n = -(1 - e - e') log_p_n,target - e' sum log_p_n, e' = e / (V - 1)
     Source: Ott et al. 2019 (fairseq), label_smoothed_nll_loss.
     """
-    log_p = F.log_softmax(logits, dim=-1)
+    log_p = F.log_softmax(_wide(logits), dim=-1)
     ignored = targets == ignore_index
     loss = -log_p.gather(1, targets.masked_fill(ignored, 0)[:, None])[:, 0]
     if label_smoothing:
         share = label_smoothing / (logits.shape[1] - 1)
         loss = (1 - label_smoothing - share) * loss - share * log_p.sum(-1)
-    return _reduced(loss.masked_fill(ignored, 0.0), ~ignored, reduction)
+    return _reduced(loss.masked_fill(ignored, 0.0), ~ignored, reduction).to(logits.dtype)
 
 
 def cross_entropy_others_but_padding(
@@ -147,16 +149,49 @@ VARIANTS = {
     "loss_others": {"cross_entropy": cross_entropy_others},
     "loss_others_but_padding": {"cross_entropy": cross_entropy_others_but_padding},
 }
+_WIDENED: dict[str, Any] = {"intermediate": {"float64": "float64", "default": "float32"}}
 CAPABILITIES = {
     # the backward of log_softmax is g - exp(y) sum g, with y as it was returned
     "loss": {"cross_entropy": Capabilities(saved_statistics="storage")},
-    "loss_gather": {
-        "cross_entropy": Capabilities(nan_contained=True, intermediate={"float64": "float64", "default": "float32"})
-    },
+    "loss_gather": {"cross_entropy": Capabilities(**_WIDENED, nan_contained=True)},
     "loss_fused": {"cross_entropy": Capabilities(nan_contained=True, blocks=(ROWS,))},
-    "loss_others": {"cross_entropy": Capabilities(smoothing="others", saved_statistics="storage")},
+    "loss_others": {"cross_entropy": Capabilities(**_WIDENED, smoothing="others")},
     "loss_others_but_padding": {
-        "cross_entropy": Capabilities(smoothing="others_but_padding", all_ignored="zero", saved_statistics="storage")
+        "cross_entropy": Capabilities(
+            dtypes=("float64", "float32", "bfloat16"),  # float16 does not hold sums of losses
+            smoothing="others_but_padding",
+            all_ignored="zero",
+            saved_statistics="storage",
+        )
     },
 }
-EXPECTED: list[Expected] = []
+_HALF = {"dtype": "float16"}
+EXPECTED = [
+    Expected(
+        "cross_entropy/finite-for-finite-logits",
+        reason="smoothing adds up the logarithms of all classes in float16: inf beyond 65504, with 8192 classes always",
+        link="https://github.com/huggingface/transformers/issues/10674",
+        case={"logits": [[40000.0, 0.0, 0.0]], "targets": [0], "label_smoothing": 0.1},
+        when=_HALF,
+        where="label_smoothing > 0",
+        variants=("loss",),
+    ),
+    Expected(
+        "cross_entropy/finite-for-finite-logits",
+        reason="the mean adds up the losses in float16 before it divides: inf beyond 65504",
+        link="https://github.com/pytorch/pytorch/issues/61523",
+        case={"logits": [[30000.0, 0.0]] * 3, "targets": [1, 1, 1]},
+        when=_HALF,
+        where="reduction == 'mean' and N > 1",
+        variants=("loss",),
+    ),
+    Expected(
+        "cross_entropy/the-mean-counts-every-row",
+        reason="the rows are counted in float16: from 65520 on that is inf, and the mean 0",
+        link="https://github.com/pytorch/pytorch/issues/61523",
+        case={"logits": [[0.0, 0.0]] * 65520, "targets": [0] * 65520},
+        when=_HALF,
+        where="N >= 65520",
+        variants=("loss",),
+    ),
+]
