@@ -12,6 +12,7 @@ from veriformer.properties.every_case import EVERY, by_operation
 from veriformer.properties.families import FAMILIES
 from veriformer.properties.generation_cases import next_token_cases
 from veriformer.properties.layer_cases import LAYERED, layer_cases
+from veriformer.properties.loss_cases import IGNORING, cross_entropy_cases
 from veriformer.properties.model_cases import decoder_cases
 from veriformer.properties.optimizer_cases import clip_cases
 from veriformer.properties.universal_cases import universal_cases
@@ -29,6 +30,7 @@ ORACLE_CASES = by_operation(
         "logsumexp": _SOFTMAX,
         "next_token_probabilities": next_token_cases(extras=True, examples=32),
         "clip_by_global_norm": clip_cases(extras=True, examples=32),
+        "cross_entropy": cross_entropy_cases(ignoring=(*IGNORING, "all", "none"), examples=32),
         # budgets of composites cost far more than others
         **dict.fromkeys(LAYERED, layer_cases(examples=16)),
         "decoder_lm": decoder_cases(examples=12),
