@@ -7,6 +7,7 @@ every gradient; the number of steps is a constant in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -180,4 +181,9 @@ def _attention(x: Tensor, around: Tensor, w: Params, heads: int, mask: Tensor | 
 _MADE: dict[str, Callable[..., Results]] = {"universal": universal_transformer, "universal_compacted": _compacted}
 VARIANTS = {name: {"universal_transformer": function} for name, function in _MADE.items()}
 # native_layer_norm keeps mean and 1/deviation in x's own dtype, and its backward has nothing else.
-CAPABILITIES = {name: {"universal_transformer": Capabilities(saved_statistics="storage")} for name in _MADE}
+_COMMON = Capabilities(saved_statistics="storage")
+CAPABILITIES = {
+    "universal": {"universal_transformer": _COMMON},
+    # how many rows a product has depends on who runs, and its last bit on that
+    "universal_compacted": {"universal_transformer": replace(_COMMON, leak="rounding")},
+}

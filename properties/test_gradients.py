@@ -13,6 +13,7 @@ from veriformer.properties.attention_cases import PICKS, attention_cases
 from veriformer.properties.attention_changes import without_undefined_rows
 from veriformer.properties.cotangents import cotangent_of, differentiable, expect_gradients, graded
 from veriformer.properties.every_case import EVERY, by_operation, plain_cases
+from veriformer.properties.universal_cases import universal_cases
 from veriformer.subject import Subject
 
 SMOOTH = tuple(name for name in EVERY if OPERATIONS[name].differentiable and not OPERATIONS[name].words)
@@ -21,7 +22,9 @@ SMOOTH = tuple(name for name in EVERY if OPERATIONS[name].differentiable and not
 def gradient_cases(examples: int) -> Recipe:
     """Cases of every operation, so many of them pinned; their budgets cost more than all the rest."""
     attention = attention_cases(empty=True, examples=examples)
-    return by_operation({"attention": attention, "attention_with_lse": attention}, examples=examples)
+    several = {"attention": attention, "attention_with_lse": attention}
+    several["universal_transformer"] = universal_cases(examples=min(examples, 6))  # as deep as several layers
+    return by_operation(several, examples=examples)
 
 
 def other_layouts(domain: Domain) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from veriformer.properties.attention_family_build import Flags
 from veriformer.properties.attention_family_cases import PLAIN, admits, combined, edges, recipe
 from veriformer.properties.layer_build import Sizes
 from veriformer.properties.layer_cases import FILLS, NAMES, fitted
-from veriformer.properties.universal_build import Wish, universal_case
+from veriformer.properties.universal_build import Wish, means_of, universal_case
 
 UNIVERSAL = (
     # B, G, R, T, S, D, Dv, d, f, M
@@ -29,6 +29,8 @@ FLAG_NAMES = ("pre", "rms", "bare", "causal", "mask", "memory", "memory_mask")
 NOT_GLOBAL = tuple(preset for preset in PRESETS if preset != "t2t_global")
 """Presets in which each position halts for itself."""
 DEFAULT = ("default",)
+LEAST = {"T": 2, "S": 2, "d": 3, "f": 2, "L": 2}
+"""Below these sizes some weights decide nothing."""
 
 
 def universal_cases(
@@ -70,7 +72,7 @@ def universal_cases(
         return options(domain, asked)
 
     def build(domain: Domain, row: Sizes, flags: Flags, fills: Sequence[str], seed: int) -> Case | None:
-        return universal_case(domain, wish, row, flags, fills, seed)
+        return universal_case(means_of(domain), wish, row, flags, tuple(fills), seed)
 
     return recipe(shapes, words, build, families, layouts, examples, spread=1)
 
@@ -120,5 +122,5 @@ def plain_universal(domain: Domain) -> list[Case]:
     built = []
     for i, row in enumerate(rows):
         sizes = fitted(domain, Sizes(*row), ())
-        built.append(sizes and universal_case(domain, wish, sizes, flags, PLAIN[1:2] * 2, 10 * i))
+        built.append(sizes and universal_case(means_of(domain), wish, sizes, flags, PLAIN[1:2] * 2, 10 * i))
     return [case for case in built if case is not None]

@@ -68,7 +68,7 @@ class Domain:
         """Whether a keyword, option, extra, "gradients" or "torch" (where one judges) is there, or this is the dtype.
 
         Of a model: also a method ("crop"), what one takes ("step.mask"), "weights", if it is made of given
-        ones, and "persistent", if its caches are.
+        ones, and "persistent", if its caches are. Of a Universal Transformer: "preset fixed", a dialect.
         """
         table = OPERATIONS[self.operation]
         if self.model is not None and (known := self._of_model(self.model, word)) is not None:
@@ -77,6 +77,8 @@ class Domain:
             return word in self.accepts
         if word in DTYPES:
             return word == self.dtype
+        if word.startswith("preset "):
+            return word.removeprefix("preset ") in self.capabilities.presets
         if word == "gradients":
             return self.capabilities.gradients and (self.framework == "torch" or self.vjp)
         if word == "torch":
