@@ -6,7 +6,7 @@ import numpy as np
 
 from veriformer.case import Case
 from veriformer.expect import expect_between, expect_close, expect_same
-from veriformer.law import law
+from veriformer.law import SINGLE, law
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.measured import expect_equal, measure_all
 from veriformer.properties.universal_build import ID, B, W, chain, real_tokens
@@ -41,7 +41,7 @@ def steps_and_remainder_keep_their_ranges(universal: Subject, case: Case) -> Non
 @law(
     ID,
     case=universal_cases(presets=DEFAULT, mask=False, memory=False, bare=False, least={"T": 2}),
-    needs=EVEN,
+    needs=EVEN | {SINGLE},
     source="P98, R66, B154, semantics 3.12",
     kills=(
         "universal_halting.py:halted_positions_move_on",

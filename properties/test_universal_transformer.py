@@ -124,7 +124,7 @@ def a_single_step_is_one_layer(universal: Subject, case: Case) -> None:
 )
 def who_halts_at_once_makes_one_step(universal: Subject, case: Case) -> None:
     """A halting bias that is large gives what max_steps = 1 gives, whatever max_steps is."""
-    case = at_once(case)
+    case = at_once(case, universal.domain)
     expect_all_equal(measure_all(universal, case), measure_all(universal, case.with_keywords(max_steps=1)))
 
 
