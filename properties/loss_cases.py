@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from hypothesis import strategies as st
 
 from veriformer.case import Case
 from veriformer.law import Domain, Recipe
@@ -92,6 +93,22 @@ def many_row_cases() -> Recipe:
         infinite=0.0, examples=3,
     )  # fmt: skip
     return Recipe(cases.examples, few(cases.examples))
+
+
+def dense_loss_cases() -> Recipe:
+    """Two cases of a thousand rows and more, standard normal, plain and smoothed; there is no search."""
+
+    def examples(domain: Domain) -> list[Case]:
+        cases = []
+        for seed, (rows, size, epsilon) in enumerate(((2048, 16, 0.0), (1024, 96, 0.1))):
+            rng = np.random.default_rng(seed)
+            arrays = {"logits": rng.standard_normal((rows, size)), "targets": rng.integers(1, size, rows)}
+            words = {"reduction": "none", "label_smoothing": epsilon, "ignore_index": 0}
+            given = {word: value for word, value in words.items() if word in domain.accepts}
+            cases.append(Case(domain.operation, arrays, given, domain.dtype, origin=f"standard normal seed {seed}"))
+        return cases
+
+    return Recipe(examples, lambda domain: st.nothing())
 
 
 def drawn_epsilon(domain: Domain, epsilons: Sequence[float], size: int, other: int) -> float:

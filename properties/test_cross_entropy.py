@@ -7,7 +7,8 @@ import numpy as np
 from veriformer.case import Case
 from veriformer.expect import expect_between, expect_finite, expect_same
 from veriformer.law import SINGLE, choice, law
-from veriformer.properties.loss_cases import FEW_CLASSES, cross_entropy_cases
+from veriformer.properties.claimed import expect_declared_precision
+from veriformer.properties.loss_cases import FEW_CLASSES, cross_entropy_cases, dense_loss_cases
 from veriformer.properties.loss_changes import (
     UNUSED,
     expect_influence,
@@ -237,3 +238,17 @@ def label_smoothing_has_influence(cross_entropy: Subject, case: Case, epsilon: f
     if padded and (not 0 <= case["ignore_index"] < case.size("V") or case.size("V") < 3):
         return
     expect_influence(cross_entropy, case, case.with_keywords(label_smoothing=epsilon), "label_smoothing")
+
+
+@law(
+    "cross_entropy",
+    case=dense_loss_cases(),
+    kind="precision",
+    needs={"reduction"},
+    source="Higham, Mary 2019 (A new approach to probabilistic rounding error analysis)",
+    kills=("cross_entropy.py:exponentials_in_half", "cross_entropy.py:normaliser_in_half"),
+    changes=("accumulate", "intermediate"),
+)
+def works_in_the_declared_precision(cross_entropy: Subject, case: Case) -> None:
+    """On dense random data errors are no larger than the declared precision typically makes them, and point no way."""
+    expect_declared_precision(cross_entropy, case)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from judging import cases, data, one_by_one, plain, rounder, stored, tensor, work, worst
 
+from veriformer import oracle
 from veriformer.budgets import Precision, undetermined
 from veriformer.budgets.loss import cross_entropy as budget
-from veriformer.declarations import DTYPES
+from veriformer.case import Case
+from veriformer.declarations import DTYPES, Capabilities
 from veriformer.reference import cross_entropy
 from veriformer.reference.loss import SMOOTHING, smoothed_targets
 
@@ -116,6 +118,33 @@ def test_torch_stays_within_the_budget(dtype):
         left += undetermined(bound)
         ratios.append(worst(plain(found), bound, precision))
     assert max(ratios) <= 1 and (left == 0) == (dtype != "float16")
+
+
+def gradients(rng, dtype):
+    """torch's gradient of a case, the case, and its cotangent."""
+    torch = pytest.importorskip("torch")
+    logits, targets, words = loss_case(rng, dtype)
+    told = {name: word for name, word in words.items() if name != "smoothing"}
+    x = tensor(logits, dtype).requires_grad_()
+    loss = torch.nn.functional.cross_entropy(x, torch.tensor(targets), **told)
+    cotangent = np.asarray(rng.integers(1, 4, tuple(loss.shape)), float)
+    loss.backward(torch.tensor(cotangent).to(loss.dtype))
+    return plain(x.grad), Case("cross_entropy", {"logits": logits, "targets": targets}, told, dtype), cotangent
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torchs_gradients_stay_within_the_budget_and_those_of_another_smoothing_do_not(dtype):
+    declared = Capabilities(saved_statistics="storage")
+    precision, told_apart = Precision.of(declared, dtype), 0
+    for rng in cases(24, "gradients"):
+        found, case, cotangent = gradients(rng, dtype)
+        for smoothing in ("all", "others") if case.size("V") > 1 else ("all",):
+            capabilities = replace(declared, smoothing=smoothing)
+            bound = oracle.gradient_bounds(case, ("logits",), (cotangent,), capabilities, precision)["logits"]
+            ratio = worst(found, bound, precision)
+            assert ratio <= 1 or smoothing == "others"
+            told_apart += ratio > 1
+    assert told_apart >= 5
 
 
 def wrong_answers(logits, targets):

@@ -55,6 +55,10 @@ FUNCTIONS = {
         lambda t: reference.rotary_embedding(t["x"], t["p"], pairs="interleaved"),
         {"x": normal(2, 3, 4), "p": np.array([0, 7, 1000])},
     ),
+    "cross_entropy": (
+        lambda t: reference.cross_entropy(t["x"], t["y"], label_smoothing=0.1, reduction="none"),
+        {"x": normal(3, 4), "y": np.array([1, -100, 3])},
+    ),
     "embedding": (
         lambda t: reference.embedding(t["ids"], t["table"], padding_index=1),
         {"ids": np.array([[0, 1, 2], [2, 2, 1]]), "table": normal(4, 3)},

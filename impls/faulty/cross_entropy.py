@@ -75,7 +75,9 @@ def _log_softmax(z: NDArray, fault: str) -> NDArray:
     m = z.max() if fault == "maximum_of_the_batch" else z.max(axis=-1, keepdims=True)
     m = 0 if fault == "maximum_not_subtracted" else m
     e = np.exp(z - m)
+    e = _in_half(e) if fault == "exponentials_in_half" else e
     total = e.sum(axis=-1, keepdims=True)
+    total = _in_half(total) if fault == "normaliser_in_half" else total
     lanes = -z.shape[-1] % LANES
     if fault == "tail_counts_phantom_lanes":
         total = total + lanes * np.exp(-m)
@@ -243,6 +245,10 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "the-mean-counts-every-row": {
         "rows_counted_in_eight_bits": ("mutation: a count held in bfloat16", "the count of rows stands still at 256"),
+    },
+    "works-in-the-declared-precision": {
+        "exponentials_in_half": ("mutation: a shorter dtype inside than declared", "exponentials are held in float16"),
+        "normaliser_in_half": ("mutation: a shorter dtype inside than declared", "their sum is held in float16"),
     },
     "leaves-inputs-untouched": {
         "targets_written": ("mutation: masked_fill_ on the argument", "ignored targets are overwritten with 0"),
