@@ -143,7 +143,7 @@ def test_rows_come_one_by_one_and_a_run_that_stops_early_is_not_complete() -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"effort": "hard"}, "effort 'hard' is not known; wanted one of smoke, ci, deep"),
+        ({"effort": "hard"}, "effort 'hard' is not known; wanted one of look, smoke, ci, deep"),
         ({"dtypes": ["float8"]}, "dtype 'float8' is not known"),
         ({"laws": ["softmax/sums-to-two"]}, "unknown law 'softmax/sums-to-two'; nearest is 'softmax/sums-to-one'"),
         ({"declare": {"layot": "BTHD"}}, "softmax: unknown capability 'layot'; did you mean 'layout'"),

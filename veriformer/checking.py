@@ -30,7 +30,7 @@ RELATIVE = ("metamorphic", "hygiene", "gradient")
 
 @dataclass
 class Settings:
-    """How a run is done. effort: smoke | ci | deep. max_time: seconds, or None. dtypes: all if empty."""
+    """How a run is done. effort: look | smoke | ci | deep. max_time: seconds, or None. dtypes: all if empty."""
 
     effort: str = "ci"
     seed: int = 0
@@ -212,7 +212,10 @@ Efforts = Callable[[Implementation, str], str]
 
 
 def mixed_efforts(report: Report) -> Efforts:
-    """ci for the first implementation of each operation and framework, smoke for the others and for composites."""
+    """ci for the first implementation of each operation and framework, smoke for the others.
+
+    The budgets of composites cost far more: smoke for the first, a look at the others.
+    """
     full: set[str] = set()
     seen: set[tuple[str, str]] = set()
     for one in report.implementations:
@@ -222,8 +225,8 @@ def mixed_efforts(report: Report) -> Efforts:
             seen |= pairs
 
     def effort(implementation: Implementation, operation: str) -> str:
-        searched = implementation.name in full and operation not in COMPOSITES  # their budgets cost too much
-        return report.settings.effort if searched else "smoke"
+        wanted, other = ("smoke", "look") if operation in COMPOSITES else (report.settings.effort, "smoke")
+        return wanted if implementation.name in full else other
 
     return effort
 

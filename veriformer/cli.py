@@ -90,8 +90,8 @@ def add_check(commands: Any) -> None:
     add(
         "--effort",
         default="",
-        choices=["smoke", "ci", "deep"],
-        help="smoke: pinned cases; ci: and a search; deep: a long one",
+        choices=["look", "smoke", "ci", "deep"],
+        help="look: some pinned cases; smoke: all; ci: and a search; deep: a long one",
     )
     add("--seed", type=int, default=None, metavar="N", help="seed of the search (default 0; at random for deep)")
     add("--max-time", type=float, default=None, metavar="S", help="stop after so many seconds")
@@ -110,7 +110,7 @@ def run_check(given: argparse.Namespace) -> int:
 
     bare = not given.targets
     first_look = bare and not given.effort and not given.dtype
-    effort = given.effort or ("smoke" if bare else "ci")
+    effort = given.effort or ("look" if first_look else "smoke" if bare else "ci")
     seed = given.seed if given.seed is not None else secrets.randbelow(10**6) if effort == "deep" else 0
     options = options_of(given)
     dtypes = (FIRST_LOOK,) if first_look else words(given.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from veriformer.budgets import Bound
+from veriformer.budgets import Bound, Precision
 from veriformer.case import Case
 
 NUMBERS = 1 << 23
@@ -50,7 +50,9 @@ def key_of(case: Case, *rest: Any) -> bytes:
 
 
 def flat(value: Any) -> Iterable[Any]:
-    """The arrays in a tuple one by one; anything else as it is."""
+    """The arrays in a tuple one by one, what a precision comes to; anything else as it is."""
+    if isinstance(value, Precision):
+        return value.effective
     return value if isinstance(value, tuple) and any(isinstance(one, np.ndarray) for one in value) else (value,)
 
 

@@ -131,6 +131,7 @@ def open_choices(case: Case) -> np.ndarray:
 
 def bounds(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:
     """Value and budget of every result. Composites need torch."""
+    precision = replace(precision, saved_statistics="float32", recomputes_probabilities=True)  # of the backward alone
     return _MEMORY.get(  # type: ignore[no-any-return]
         key_of(case, words_of(case.operation, capabilities), capabilities.empty_row, precision),
         lambda: _bounds(case, capabilities, precision),

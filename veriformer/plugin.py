@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--veriformer-returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds")
     add("--veriformer-framework", default="", metavar="NAME", help="numpy or torch")
     add("--veriformer-dtype", action="append", default=[], metavar="NAMES", help="only these dtypes")
-    add("--veriformer-effort", default="", choices=["", "smoke", "ci", "deep"], help="smoke, ci or deep")
+    add("--veriformer-effort", default="", choices=["", "look", "smoke", "ci", "deep"], help="look, smoke, ci or deep")
     add("--veriformer-seed", type=int, default=0, metavar="N", help="seed of the search")
     add("--veriformer-max-time", type=float, default=None, metavar="S", help="stop judging after so many seconds")
     add("--veriformer-in-process", action="store_true", help="call targets in this process")

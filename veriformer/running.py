@@ -28,8 +28,8 @@ from veriformer.reduce import smallest
 from veriformer.searching import no_foreign_constants, search_settings
 from veriformer.subject import Implementation, attempt
 
-EFFORTS = {"smoke": (0, 0), "ci": (50, 15), "deep": (2000, 500)}
-"""Searched cases in the main dtype and in each other one; the pinned cases come on top."""
+EFFORTS = {"look": (0, 0), "smoke": (0, 0), "ci": (50, 15), "deep": (2000, 500)}
+"""Searched cases in the main dtype and in each other one; the pinned cases come on top, for a look some of them."""
 
 VERDICTS = (
     "pass",
@@ -240,9 +240,12 @@ class Item:
     def _stride(self) -> int:
         """Every how many pinned cases one is taken: what relates results shows in the main dtype first."""
         main = self.dtype == self.implementation.main_dtype(self.law.operation)
-        if main or self.law.kind not in ("metamorphic", "gradient"):
+        brief = self.effort in ("look", "smoke")
+        if self.law.kind not in ("metamorphic", "gradient"):
             return 1
-        return 4 if self.law.operation in COMPOSITES and self.effort == "smoke" else 2
+        if main:
+            return 3 if self.effort == "look" else 1
+        return 4 if brief and self.law.operation in COMPOSITES else 3 if self.effort == "look" else 2
 
     def _repeated(self, arguments: Any, broken: Broken, origin: str) -> tuple[Any, Broken, str]:
         """A failure that does not come again is reported as that."""

@@ -92,6 +92,12 @@ class Precision:
         return self.storage if self.intermediate == "storage" or self.storage == "float64" else self.intermediate
 
     @cached_property
+    def effective(self) -> tuple[Any, ...]:
+        """What budgets depend on: two declarations may come to the same, as a shorter intermediate does for float64."""
+        probabilities = self.u_probability, self.eta_probability, self.recomputes_probabilities
+        return self.storage, self.accumulator, self._intermediate, self.growth, self.u_statistics, *probabilities
+
+    @cached_property
     def u_out(self) -> float:
         """Unit roundoff of results."""
         return self._nearest(self.storage)
@@ -118,8 +124,9 @@ class Precision:
 
     @cached_property
     def u_probability(self) -> float:
-        """Unit roundoff of attention weights where they meet the values; 0 if they stay in the accumulator."""
-        return max(self.u_out if self.rounds_probabilities else 0.0, self.u_store)
+        """Unit roundoff of attention weights where they meet the values; 0 if they stay in an accumulator of its own."""
+        rounds = self.rounds_probabilities or self.u_out <= self.u_acc
+        return max(self.u_out if rounds else 0.0, self.u_store)
 
     @cached_property
     def u_statistics(self) -> float:
@@ -155,7 +162,8 @@ class Precision:
     @cached_property
     def eta_probability(self) -> float:
         """Absolute error of an attention weight by underflow."""
-        return max(self.eta_mid, self.eta if self.rounds_probabilities else 0.0)
+        rounds = self.rounds_probabilities or self.u_out <= self.u_acc
+        return max(self.eta_mid, self.eta if rounds else 0.0)
 
     @cached_property
     def largest(self) -> float:
