@@ -206,3 +206,18 @@ def test_laws_are_found_by_id_operation_and_name() -> None:
     assert find_laws(laws, ["toy", "softmax"]) == laws
     with pytest.raises(UsageError, match="unknown law 'softmax/toi'; nearest is 'softmax/toy'"):
         find_laws(laws, ["softmax/toi"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "effort", "dtype", "cases"),
+    [
+        ("metamorphic", "smoke", "float32", 4),
+        ("metamorphic", "look", "float32", 2),
+        ("metamorphic", "smoke", "float64", 2),
+        ("metamorphic", "look", "float64", 2),
+        ("contract", "look", "float64", 4),
+    ],
+)
+def test_a_look_takes_every_third_pinned_case_of_relations(kind: str, effort: str, dtype: str, cases: int) -> None:
+    four = cases_of(*(row_case(*range(length)) for length in (1, 2, 3, 4)))
+    assert judged(toy_law(case=four, kind=kind), effort=effort, dtype=dtype, softmax=softmax).cases == cases
