@@ -1,8 +1,8 @@
 """The Universal Transformer and its dialects in plain NumPy.
 
-Halting is kept as what is left of 1, and the output as a running sum, so that no state but the last is held. The loop
-ends with the last position that needs it. float64 and float32 are computed in their own dtype; bfloat16 (of
-ml_dtypes) and float16 are widened to float32 and rounded once at the end.
+Output and halting are running sums, so that no state but the last is held, and the loop ends with the last position
+that needs it. float64 and float32 are computed in their own dtype; bfloat16 (of ml_dtypes) and float16 are widened to
+float32 and rounded once at the end.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def _thought(
     """Step after step until nobody runs."""
     u, output, running = x, np.zeros_like(x), real.copy()
     steps, used, remainder = np.zeros(real.shape, np.int64), np.zeros_like(x[..., 0]), np.zeros_like(x[..., 0])
+    left, threshold = np.ones_like(used), np.asarray(1 - epsilon, x.dtype)
     for n in range(1, max_steps + 1):
         if not running.any():
             break
@@ -95,15 +96,15 @@ def _thought(
         z = z if style.signals is None else z + _signals(z, style.signals[0], style.signals[1] + n - 1)
         s = layer(z)
         h = _halting(z if style.before else s, halt, real, style)
-        if style.halting == "share":
-            h = h * (1 - used)
-        total, threshold = used + h, np.asarray(1 - epsilon, x.dtype)
+        share = h * left if style.halting == "share" else h
+        total = used + share
         reached = (total > threshold if style.strict else total >= threshold) & (style.halting == "act")
         stops = running & (reached | (n == max_steps and style.forced))
-        p = np.where(stops, 1 - used, np.where(running, h, 0))
-        remainder = np.where(stops, 1 - used, remainder)
+        p = np.where(stops, left, np.where(running, share, 0))
+        remainder = np.where(stops, left, remainder)
         output = _output(output, s, p, stops, running, style)
-        used, steps = used + np.where(running, h, 0), steps + running
+        used, steps = np.where(running, total, used), steps + running
+        left = left * (1 - h) if style.halting == "share" else 1 - used
         u = np.where(running[..., None], s, u) if style.frozen else s
         running = running & ~stops
     return np.where(real[..., None], output, 0), steps, remainder
