@@ -76,7 +76,7 @@ def universal_dialect(x: Any, params: Params, *, preset: str | Dialect = "defaul
 
         z^n = u^(n-1) + signals,   s^n = layer(z^n),   h^n of s^n or z^n;   then as the switches say
 
-    Source: of each preset above; what they keep and what not: P97, P98, section 3.13 of the semantics.
+    Source: of each preset above; what they keep and what not: P97, P98, P108a.
     Edges: preset = "default" is `universal_transformer`, bit for bit.
     Raises ValueError for an unknown preset, and as `universal_transformer` does.
     """

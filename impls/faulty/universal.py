@@ -207,13 +207,13 @@ def _wide(x: NDArray) -> NDArray:
 
 _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "silent-layers-leave-input-and-signals": {
-        "steps_missing": ("seed S0, E13", "no signal of the step"),
+        "steps_missing": ("semantics E13", "no signal of the step"),
         "steps_from_zero": ("tensor2tensor universal_transformer_util.py", "the first step adds row 0"),
         "step_added_once": ("mutation: the signal outside the loop", "the signal of step 1 is added, and that is all"),
         "step_added_to_the_first_position": ("mutation: a missing broadcast", "the step is told to position 0 alone"),
-        "positions_at_the_input_alone": ("seed S0, E13", "positions are added in step 1 alone"),
+        "positions_at_the_input_alone": ("semantics E13", "positions are added in step 1 alone"),
         "positions_from_one": ("arXiv 1807.03819, section 2.1: i counted from 1", "the first position adds row 1"),
-        "signals_in_the_first_step_alone": ("seed S0, E13", "neither signal is added after step 1"),
+        "signals_in_the_first_step_alone": ("semantics E13", "neither signal is added after step 1"),
         "signals_beside_the_residual": ("mutation: x + F(x + P)", "attention sees the signals, the residual does not"),
         "signals_multiplied": ("mutation: * for +", "position and step are multiplied with one another"),
         "sines_before_cosines": ("tensor2tensor get_timing_signal_1d", "all sines stand before all cosines"),
@@ -227,7 +227,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "norm_always_post": ("mutation: norm not passed on", "norm='pre' has no effect"),
         "activation_after_w2": ("Universal-Transformer-Pytorch", "the feed-forward result is rectified"),
         "feed_forward_over_time": ("Universal-Transformer-Pytorch", "a convolution: the token before joins in"),
-        "causal_strict": ("seed S1, E21", "a token does not see itself, but for the first"),
+        "causal_strict": ("semantics E21", "a token does not see itself, but for the first"),
     },
     "who-never-halts-makes-all-steps": {
         "first_norm_in_later_steps": ("mutation: weights that are not shared", "later steps take norm1 everywhere"),
@@ -236,7 +236,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "future-has-no-influence": {
         "causal_ignored": ("mutation: a keyword not passed on", "causal has no effect without a memory"),
-        "causal_plus_one": ("seed S4, E46", "a token sees the next one"),
+        "causal_plus_one": ("semantics E46", "a token sees the next one"),
         "decoder_sees_the_future": ("mutation: an encoder with cross-attention", "with a memory, all is seen"),
     },
     "seen-tokens-have-influence": {

@@ -182,7 +182,7 @@ def _attention(x: Tensor, around: Tensor, w: Params, heads: int, mask: Tensor | 
 _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "pondering-gets-cheaper-with-the-halting-bias": {
         "remainder_detached": ("mutation: the cost of N alone", "the remainder has no gradient"),
-        "pondering_gets_dearer": ("seed S0, E09", "the gradient of the remainder has the other sign"),
+        "pondering_gets_dearer": ("semantics E09", "the gradient of the remainder has the other sign"),
     },
     "gradient-passes-through-all-steps": {
         "steps_detached": ("mutation: truncated after one step", "a step passes no gradient to the one before"),
@@ -203,7 +203,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "who-halts-at-once-teaches-the-halting-unit-nothing": {
         "last_weight_of_halting": ("mutation: h_N for R", "the last weight passes its gradient to h_N"),
-        "remainder_of_all_halting": ("seed S0, E09", "the remainder passes its gradient to every h"),
+        "remainder_of_all_halting": ("semantics E09", "the remainder passes its gradient to every h"),
     },
     "gradient-equals-the-reference": {
         "last_weight_detached": ("mutation: R as a constant", "the last weight passes no gradient to the h before"),

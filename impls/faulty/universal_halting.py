@@ -77,10 +77,11 @@ def _thought(
         if fault == "halted_positions_run_again" and running.any():
             p, steps = np.where(running, p, left), steps + (real & ~running)
             output = output + np.where((real & ~running)[..., None], p[..., None] * s, 0)
-        output = _output(output, s, p, stops, running, fault)
+        awake = running.any() & (fault == "live_until_all_have_halted")
+        output = s if awake else _output(output, s, p, stops, running, fault)
         used = np.where(running, used + h if fault == "nothing_summed" else total, used)
         steps = steps + running
-        moving = running | (fault == "halted_positions_move_on")
+        moving = running | awake | (fault == "halted_positions_move_on")
         u = np.where(moving[..., None], s, x * 0 if fault == "halted_positions_are_zeros" else u)
         running = running & ~stops
         keys = running if fault == "halted_positions_hidden" else real
@@ -143,6 +144,8 @@ def _output(output: NDArray, s: NDArray, p: NDArray, stops: NDArray, running: ND
     p = p[..., None]
     if fault == "last_state":
         return np.where(stops[..., None], s, output)
+    if fault == "live_until_all_have_halted":
+        return output
     if fault == "last_state_of_all":
         return s
     if fault == "interpolates":
@@ -242,15 +245,15 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "epsilon_ignored": ("mutation: a constant for a keyword", "the threshold is 0.99 whatever epsilon is"),
     },
     "an-even-unit-halts-everybody-at-the-same-step": {
-        "summed_in_bfloat16": ("seed S0, E08", "sums of halting are held in bfloat16"),
+        "summed_in_bfloat16": ("semantics E08", "sums of halting are held in bfloat16"),
         "halts_at_one": ("mutation: epsilon forgotten", "the sum must reach 1"),
         "halts_at_half": ("mutation: a step halts if it is likely to", "the sum must reach 0.5"),
         "epsilon_for_the_threshold": ("mutation: epsilon for 1 - epsilon", "the sum must reach epsilon"),
         "nothing_summed": ("mutation: h for H", "h_n itself must reach the threshold"),
         "hard_sigmoid": ("mutation: another squashing", "a clipped line for the sigmoid"),
         "bias_of_one_added": ("Graves 2016, section 4: b_h starts at 1", "the bias is one larger"),
-        "bias_dropped": ("seed S0, E10", "the halting unit has no bias"),
-        "left_after_the_last_step": ("seed S0, E12", "R is what is left after step N, not before"),
+        "bias_dropped": ("semantics E10", "the halting unit has no bias"),
+        "left_after_the_last_step": ("semantics E12", "R is what is left after step N, not before"),
         "steps_from_zero": ("mutation: n from 0", "N is one smaller"),
     },
     "who-never-halts-makes-all-steps": {
@@ -274,6 +277,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "future-has-no-influence": {
         "mean_over_the_sequence": (f"{_T2T}: act_global", "one halting probability for a sequence, the mean"),
         "all_stop_with_the_first": ("mutation: any for each", "a sequence stops when one position does"),
+        "live_until_all_have_halted": ("semantics 3.13: evolve and last", "all move on until all have halted"),
         "all_stop_with_the_last": ("mutation: all for each", "positions go on until all have halted"),
         "steps_of_the_slowest": ("mutation: one N for a sequence", "N is the largest of the sequence"),
     },
@@ -286,7 +290,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "what-is-left-falls-by-what-was-said": {
-        "sum_for_the_remainder": ("seed S0, E09", "the sum of the halting probabilities in place of R"),
+        "sum_for_the_remainder": ("semantics E09", "the sum of the halting probabilities in place of R"),
     },
     "equals-the-reference": {
         "read_before_the_step": (_T2T, "h is read off what the step is given"),
