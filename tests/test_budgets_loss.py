@@ -147,6 +147,21 @@ def test_torchs_gradients_stay_within_the_budget_and_those_of_another_smoothing_
     assert told_apart >= 5
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_probabilities_may_be_formed_anew_from_logsumexp_unless_that_is_denied(again):
+    torch, capabilities = pytest.importorskip("torch"), Capabilities(recomputes_probabilities=again)
+    precision, ratios = Precision.of(capabilities, "float32"), []
+    for rng in cases(12, "anew"):
+        logits, targets = stored(rng.normal(size=(3, 5)) * 3 + 300, "float32"), rng.integers(0, 5, 3)
+        x = tensor(logits, "float32").requires_grad_()
+        loss = (torch.logsumexp(x, -1) - x.gather(1, torch.tensor(targets)[:, None])[:, 0]).mean()
+        loss.backward()
+        case = Case("cross_entropy", {"logits": logits, "targets": targets}, {}, "float32")
+        bound = oracle.gradient_bounds(case, ("logits",), (np.ones(()),), capabilities, precision)["logits"]
+        ratios.append(worst(plain(x.grad), bound, precision))
+    assert (max(ratios) <= 1) == again
+
+
 def wrong_answers(logits, targets):
     """Mistakes that no precision excuses: keywords, and the answer in float64."""
     p = np.exp(logits - logits.max(-1, keepdims=True))

@@ -202,13 +202,13 @@ def _decided(case: Case, capabilities: Capabilities, precision: Precision, found
 
 
 def _recomputes(operation: str, precision: Precision) -> bool:
-    """Whether the backward may form exp(x - lse) anew: attention as declared, logsumexp always (it is the gradient),
-    log_softmax and cross entropy where what they keep is coarse, softmax never: it has its result."""
+    """Whether the backward may form exp(x - lse) anew: attention and cross entropy as declared, logsumexp always (it is
+    the gradient), log_softmax and cross entropy where what they keep is coarse, softmax never: it has its result."""
     if operation == "logsumexp":
         return True
-    if operation in ("log_softmax", "cross_entropy"):
-        return precision.u_statistics > precision.u_acc
-    return precision.recomputes_probabilities and operation != "softmax"
+    if operation in ("log_softmax", "cross_entropy") and precision.u_statistics > precision.u_acc:
+        return True
+    return precision.recomputes_probabilities and operation not in ("softmax", "log_softmax")
 
 
 def _with_row_sums(
