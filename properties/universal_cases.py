@@ -19,7 +19,7 @@ UNIVERSAL = (
     # B, G, R, T, S, D, Dv, d, f, M
     (1, 1, 1, 1, 1, 1, 1, 3, 1, 1), (1, 1, 1, 1, 2, 1, 1, 3, 1, 2), (1, 1, 1, 2, 1, 1, 1, 3, 2, 2),
     (1, 1, 1, 2, 2, 2, 1, 3, 2, 3), (2, 1, 1, 2, 1, 1, 2, 3, 2, 2), (1, 2, 1, 3, 2, 1, 1, 3, 2, 2),
-    (1, 1, 2, 2, 3, 2, 1, 4, 3, 3), (2, 1, 1, 3, 2, 2, 1, 4, 3, 2), (1, 2, 1, 3, 4, 2, 3, 4, 5, 3),
+    (1, 1, 2, 2, 3, 2, 1, 4, 3, 3), (2, 2, 1, 3, 2, 2, 1, 4, 3, 2), (1, 2, 1, 3, 4, 2, 3, 4, 5, 3),
     (2, 1, 2, 2, 3, 1, 2, 5, 3, 3), (2, 2, 1, 3, 2, 1, 2, 3, 4, 4), (3, 1, 1, 2, 3, 2, 1, 4, 2, 3),
     (1, 2, 2, 4, 3, 2, 1, 5, 4, 2), (2, 1, 1, 4, 2, 2, 2, 6, 5, 3), (1, 1, 1, 5, 4, 3, 2, 8, 6, 4),
 )  # fmt: skip
@@ -78,13 +78,13 @@ def universal_cases(
 
 
 def table(domain: Domain, least: dict[str, int], most: dict[str, int], grouped: bool | None) -> list[Sizes]:
-    """The sizes that the domain and a law admit, small to large; a norm leaves nothing of two channels."""
+    """The sizes that the domain and a law admit, small to large; a norm leaves nothing of one or two channels."""
     rows = [*UNIVERSAL, *((1, 2, 1, n, n + 1, 2, 2, 4, 3, 2) for n in edges(domain))]
     found = []
     for row in rows:
         fit = fitted(domain, Sizes(*row), ())
         sizes = dict(zip(NAMES, fit or (), strict=False))
-        if fit is not None and fit.model != 2 and admits(sizes, least, grouped) and not exceeds(sizes, most):
+        if fit is not None and fit.model > 2 and admits(sizes, least, grouped) and not exceeds(sizes, most):
             found.append(fit)
     found.sort(key=lambda row: row.layers * int(np.prod(row[:9])) ** 0.5)
     return found[:12] if domain.capabilities.compiles_per_shape else found
