@@ -114,7 +114,6 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "norm_of_no_gradients": ("flame#20", "the norm is taken of a list that is empty by then"),
         "entries_in_place_of_the_norm": ("mutation: the largest entry for the norm", "norm of order infinity"),
         "mean_square": ("mutation: mean for sum", "the root of the mean square"),
-        "square_of_the_norm_compared": ("mutation: a root saved", "norm² > max_norm"),
         "ratio_turned_round": ("mutation: norm / max_norm", "long gradients are left alone, short ones are shortened"),
     },
     "long-gradients-get-the-norm": {
@@ -136,6 +135,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "short-gradients-are-left-alone": {
         "always_scaled": ("mutation: no minimum with 1", "short gradients are made longer"),
+        "square_of_the_norm_compared": ("mutation: a root saved", "norm² > max_norm"),
     },
     "zeros-stay-zeros": {
         "zero_norm_divides": ("mutation: no guard at all", "0 / 0 for gradients of 0"),

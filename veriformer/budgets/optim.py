@@ -84,8 +84,8 @@ def clip_by_global_norm(
 
     Stored by the unfused computation: squares, norms of arrays and their squares, norm, norm + plus, factor.
     Source: derived; Higham 2002, section 3.1, for the sum.
-    Edges: nothing is allowed where the factor is 1 whatever the norm's error is. inf (undetermined) where the norm
-    itself may overflow.
+    Edges: a factor of 1 may be found as max_norm / max_norm, which need not be 1; nothing is allowed for a gradient of
+    0. inf (undetermined) where the norm itself may overflow.
     """
     values = reference.clip_by_global_norm(grads, max_norm=max_norm, plus=plus)
     entries = np.concatenate([np.reshape(g, -1) for g in grads]) if grads else np.zeros(0)
@@ -252,13 +252,15 @@ class _Factor:
         unit = p.g(C) * p.u_acc + 2 * p.u_store
         above, below = (low + plus) * (1 - unit), (high + plus) * (1 + unit)
         eta = _underflow(p)
-        value, least, most = (min(1.0, max_norm / n) if n > 0 else 1.0 for n in (norm + plus, below + eta, above - eta))
+        value, *ends = (min(1.0, max_norm / n) if n > 0 else 1.0 for n in (norm + plus, below + eta, above - eta))
+        # 1 may be made as max_norm (1 / max_norm)
+        least, most = (end * (1 + sign * unit) if end == 1 else end for end, sign in zip(ends, (-1, 1), strict=True))
         return cls(value, least, most, high + plus >= p.largest_mid)
 
     def bound(self, g: Array, value: Array, p: Precision) -> Bound:
         """The bound of one clipped gradient."""
         size, product = np.abs(g), np.abs(value)
-        certain = self.low == 1 or self.value == self.low == self.high == 0
+        certain = self.value == self.low == self.high == 0
         error = max(self.high - self.value, self.value - self.low)
         underflow = p.eta_mid if p.unfused and not certain else 0.0
         terms = {
