@@ -42,7 +42,7 @@ def state(rng, dtype):
 
 
 def by_hand(arrays, step, rd, *, lr, beta1, beta2, eps, weight_decay, decay, place, form):
-    """A step in the dtype of the arrays, every value between two steps stored; three ways to write it."""
+    """A step in the dtype of the arrays, every value between two steps stored; four ways to write it."""
     param, g, m, v = arrays
     kind = param.dtype.type
     if decay == "coupled" and weight_decay:
@@ -63,10 +63,13 @@ def by_hand(arrays, step, rd, *, lr, beta1, beta2, eps, weight_decay, decay, pla
             update = rd(update + rd(kind(weight_decay) * param))
         return param - rd(rate * update), m, v
     kept = rd(param * (1 - rate * kind(weight_decay))) if decay == "decoupled" else param
+    if form == "moved":  # the corrections are in the rate and in eps
+        d = rd(rd(np.sqrt(v)) + (e * np.sqrt(c2) if place == "corrected" else e))
+        return kept - rd(rd(rate * np.sqrt(c2) / c1 * m) / d), m, v
     return kept - (rd(rd(rate * rd(m / c1)) / d) if form == "plain" else rd(rate / c1 * rd(m / d))), m, v
 
 
-@pytest.mark.parametrize("form", ["plain", "lerp", "joint"])
+@pytest.mark.parametrize("form", ["plain", "lerp", "joint", "moved"])
 @pytest.mark.parametrize("kind", INTERMEDIATE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_by_hand_stay_within_the_budget(dtype, kind, form):
@@ -161,6 +164,17 @@ def test_what_may_be_divided_by_0_is_undetermined():
     assert bounds_of(1.0, 1e-15, 0.0, 0.0, eps=0.0)[0].allowed[0] < 1e-6
 
 
+def test_what_underflows_before_a_division_is_in_the_budget():
+    half = Precision("float16", intermediate="storage")
+    param = bounds_of(0.0, 0.049987793, 0.0, 0.0, dtype="float16", eps=1.0)[0]
+    # (lr sqrt(c2) / c1) m is 1.58e-6
+    assert worst(np.array([-4.84585762e-05]), param, half) <= 1 < worst(np.array([-4.3e-05]), param, half)
+    (clipped,) = clip_by_global_norm([stored([-100.0, 100.0, 2.90870667e-05], "float16")], max_norm=100, precision=half)
+    # g / norm is 2e-7
+    assert worst(stored([-70.7, 70.7, 1.79e-05], "float16"), clipped, half) <= 1
+    assert worst(stored([-70.7, 70.7, 0.0], "float16"), clipped, half) > 1
+
+
 def test_squares_that_overflow_are_undetermined_and_their_mean_is_not():
     for dtype, size in (("float32", 1e20), ("float16", 300.0)):
         param, m, v = bounds_of(1.0, size, 0.0, 0.0, dtype=dtype)
@@ -199,12 +213,14 @@ def clipped(grads, rd, max_norm, plus, form):
     else:
         norms = rd(np.array([rd(np.sqrt(rd((rd(g * g)).sum()))) for g in grads]))
         norm = rd(np.sqrt(rd(rd(norms * norms).sum())))
+    if form == "by quotients":
+        return [g if norm + kind(plus) <= max_norm else rd(g / rd(norm + kind(plus))) * kind(max_norm) for g in grads]
     factor = np.minimum(rd(rd(kind(max_norm)) / rd(norm + kind(plus))), kind(1)) if norm + kind(plus) else kind(1)
     return [g * factor for g in grads]
 
 
 @pytest.mark.parametrize("plus", [0.0, 1e-6])
-@pytest.mark.parametrize("form", ["flat", "by arrays"])
+@pytest.mark.parametrize("form", ["flat", "by arrays", "by quotients"])
 @pytest.mark.parametrize("kind", INTERMEDIATE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_clipping_by_hand_stays_within_the_budget(dtype, kind, form, plus):

@@ -5,7 +5,8 @@ on the averages, or moved into the rate and into eps; new averages used before o
 apart or together with the step. Not admitted: 1 - beta or a correction made of what is held in less
 than the accumulator.
 Admitted algorithms of clip_by_global_norm: the norm of all entries, or of the norms of all arrays, in any
-order; a factor for all, 1 where nothing is to be clipped. Not admitted: squares that overflow.
+order; a factor for all, 1 where nothing is to be clipped, or g / norm times max_norm. Not admitted: squares that
+overflow.
 Admitted algorithms of noam_schedule: powers in any order.
 
 Notation: θ param, g grad, t step, c = 1 - beta^t, q = m/c1 / D, D = sqrt(v/c2) + eps.
@@ -195,7 +196,9 @@ class _Step:
         deviation, off = self.deviation(value[2], second)
         least, mean, stored = deviation - off, value[1] / c1, first.stored(value[1], p)
         q = np.where(mean == 0, 0.0, mean / deviation)
-        underflow = np.where(stored == 0, 0.0, _underflow(p) * (2 + 2 / least)) * (self.lr > 0)
+        # lr m may underflow before it is divided by D sqrt(c2), where the corrections are in the rate
+        small = least * np.sqrt(self.correction(self.beta2)[0])
+        underflow = np.where(stored == 0, 0.0, _underflow(p) * (2 + 2 / small)) * (self.lr > 0)
         steps = self.lr * (p.g(C) * p.u_acc + 4 * p.u_store) * np.abs(q) + underflow
         terms = {
             "mean": self.lr * (stored / c1 + np.abs(mean) * (r1 + p.u_store)) / least,
@@ -235,18 +238,19 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Factor:
-    """min(1, max_norm / (norm + plus)) and between which numbers it may be found."""
+    """min(1, max_norm / (norm + plus)), between which numbers it may be found, and max_norm where it may be used."""
 
     value: float
     low: float
     high: float
+    limit: float
     lost: bool
 
     @classmethod
     def of(cls, entries: Array, arrays: int, max_norm: float, plus: float, p: Precision) -> _Factor:
         peak = float(np.abs(entries).max(initial=0.0))
         if not peak:
-            return cls(1.0, 1.0, 1.0, False)
+            return cls(1.0, 1.0, 1.0, 0.0, False)
         norm = peak * float(np.sqrt(((entries / peak) ** 2).sum()))
         low, high = _norm_between(norm, entries.size, arrays, p)
         unit = p.g(C) * p.u_acc + 2 * p.u_store
@@ -255,7 +259,7 @@ class _Factor:
         value, *ends = (min(1.0, max_norm / n) if n > 0 else 1.0 for n in (norm + plus, below + eta, above - eta))
         # 1 may be made as max_norm (1 / max_norm)
         least, most = (end * (1 + sign * unit) if end == 1 else end for end, sign in zip(ends, (-1, 1), strict=True))
-        return cls(value, least, most, high + plus >= p.largest_mid)
+        return cls(value, least, most, max_norm if ends[0] < 1 else 0.0, high + plus >= p.largest_mid)
 
     def bound(self, g: Array, value: Array, p: Precision) -> Bound:
         """The bound of one clipped gradient."""
@@ -263,8 +267,10 @@ class _Factor:
         certain = self.value == self.low == self.high == 0
         error = max(self.high - self.value, self.value - self.low)
         underflow = p.eta_mid if p.unfused and not certain else 0.0
+        # g may be divided by the norm first, and then be multiplied by the limit
+        quotient = np.where(g == 0, 0.0, underflow * self.limit)
         terms = {
-            "factor": size * (error + underflow),
+            "factor": size * (error + underflow) + quotient,
             "output": np.where(certain | (g == 0), 0.0, (p.u_out + p.u_acc) * product + p.eta),
         }
         return Bound(value, np.where(self.lost & (g != 0), np.inf, added(terms)), terms)
