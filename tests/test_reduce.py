@@ -9,7 +9,7 @@ import pytest
 from reference_models import random_transformer
 from toys import attention_with, implementation, judged
 
-from veriformer import oracle
+from veriformer import oracle, reference
 from veriformer.case import Case, flattened
 from veriformer.catalogue import all_laws
 from veriformer.declarations import Capabilities
@@ -17,7 +17,8 @@ from veriformer.dialect import reference_call
 from veriformer.expect import Broken
 from veriformer.impls import numpy_plain
 from veriformer.law import find_laws
-from veriformer.reduce import STAGES, TRIES, as_clear, candidates, simplicity, smallest, surprises, with_kept
+from veriformer.reduce import STAGES, TRIES, as_clear, candidates, simplicity, smallest, with_kept
+from veriformer.surprises import surprises
 
 ORACLE = "attention/equals-the-reference"
 MINIMAL: dict[str, dict[str, int]] = {
@@ -255,3 +256,20 @@ def test_a_composite_of_many_weights_ends_small() -> None:
 def test_a_source_of_nothing_but_padding_is_not_brought_in() -> None:
     case = two_layers().with_arrays(mask=np.array([[False, True, True]]))
     assert surprises((case,)) == 0 and surprises((with_kept(case, "S", np.array([0])),)) == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        ("adaptive_computation_time", "halting"),
+        ("act_loop", "step.halting"),
+        ("adamw_step", "v"),
+        ("dropout", "uniform"),
+    ],
+)
+def test_numbers_that_an_operation_does_not_speak_of_are_not_brought_in(operation: str, name: str) -> None:
+    (law,) = find_laws(all_laws(), [f"{operation}/equals-the-reference"])
+    domain = implementation(**{operation: getattr(reference, operation)}).domain(operation, "float64")
+    case = law.pinned(domain)[-1][0]
+    other = case.with_arrays(**{name: np.where(np.arange(case[name].size).reshape(case[name].shape) == 0, -1.0, 0.5)})
+    assert surprises((other,)) == 1 + surprises((case,))

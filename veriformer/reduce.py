@@ -14,6 +14,7 @@ import numpy as np
 from veriformer.case import Case
 from veriformer.expect import Broken
 from veriformer.operation import GIVEN, LISTED, PARAMS
+from veriformer.surprises import surprises
 
 TRIES = 200
 VISIBLE = 1e-2
@@ -25,7 +26,6 @@ TOKENS = {"ids": "V", "tokens": "V", "prompt": "V", "source": "Vs", "target": "V
 """Arrays of token numbers -> the axis that has a row for each of them."""
 TOKEN_WORDS = ("padding_index", "end", "pad", "ignore_index")
 """Keywords that are such numbers themselves."""
-
 Arguments = tuple[Any, ...]
 Attempt = Callable[[Arguments], Broken | None]
 Stage = Callable[[Case], Iterator[Case]]
@@ -76,26 +76,6 @@ def visibility(broken: Broken) -> float:
     if got is None or wanted is None or not (math.isfinite(got) and math.isfinite(wanted)):
         return 1.0
     return float(abs(got - wanted) / max(abs(got), abs(wanted), 1e-300))
-
-
-def surprises(arguments: Arguments) -> int:
-    """Features that make a case harder to grasp than the failure needs: empty rows, nothing but ignored targets."""
-    from veriformer.oracle import ATTENTIONS, allowed_keys
-
-    case = arguments[0]
-    if not isinstance(case, Case):
-        return 0
-    if case.operation in ATTENTIONS:
-        return int((~allowed_keys(case).any(-1)).any())
-    if case.table.params:
-        masks = [array for name, array in case.arrays.items() if name in case.table.options and array.dtype == bool]
-        return int(any(not mask.any(-1).all() for mask in masks))
-    if "axis" in case.table.keywords:
-        return int((case["x"] == -np.inf).all(case["axis"]).any())
-    if "logits" in case.arrays:
-        ignored = case["targets"] is not None and bool((case["targets"] == case["ignore_index"]).all())
-        return int((case["logits"] == -np.inf).all(-1).any()) + int(ignored)
-    return 0
 
 
 def candidates(arguments: Arguments, stages: Sequence[Stage] = ()) -> Iterator[Arguments]:
