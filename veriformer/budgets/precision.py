@@ -124,7 +124,7 @@ class Precision:
 
     @cached_property
     def u_probability(self) -> float:
-        """Unit roundoff of attention weights where they meet the values; 0 if they stay in an accumulator of its own."""
+        """Unit roundoff of attention weights where they meet the values; 0 if they stay in a wider accumulator."""
         rounds = self.rounds_probabilities or self.u_out <= self.u_acc
         return max(self.u_out if rounds else 0.0, self.u_store)
 
