@@ -11,7 +11,7 @@ from types import ModuleType
 
 from veriformer.law import Law, LawFamily
 
-LEVEL = "core/3"
+LEVEL = "core/4"
 """The level that exit codes and expected failures speak of."""
 
 
