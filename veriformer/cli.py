@@ -1,4 +1,4 @@
-"""The command line: `veriformer check | laws | list | replay`."""
+"""The command line: `veriformer check | laws | list | replay | demo`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from veriformer.targets import Options, words
 
 FIRST_LOOK = MAIN
 """The dtype of a check without targets; naming an effort or a dtype asks for more."""
+DEMO_TASKS = ("reverse", "addition", "pointers")
+"""What `veriformer demo` trains, known here without importing torch."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("id", help="the short name printed with a failure")
     replay.add_argument("--output", default=FOLDER, metavar="DIR", help="where the failure was written")
     replay.set_defaults(run=run_replay)
+    add_demo(commands)
     return parser
 
 
@@ -101,6 +104,17 @@ def add_check(commands: Any) -> None:
     add("--json", metavar="FILE", help="the whole report in one file")
     add("--junitxml", metavar="FILE", help="the report as JUnit XML")
     check.set_defaults(run=run_check)
+
+
+def add_demo(commands: Any) -> None:
+    """The options of `veriformer demo`."""
+    demo = commands.add_parser("demo", help="train three small models of the reference until they solve their tasks")
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and sequences (default 0)")
+    demo.add_argument("--task", default="all", choices=[*DEMO_TASKS, "all"], help="only this task")
+    demo.add_argument(
+        "--output", default=f"{FOLDER}/demo", metavar="DIR", help=f"where pictures go (default {FOLDER}/demo)"
+    )
+    demo.set_defaults(run=run_demo)
 
 
 def run_check(given: argparse.Namespace) -> int:
@@ -206,6 +220,19 @@ def run_replay(given: argparse.Namespace) -> int:
         tail = nearest(given.id, known) if known else f"; {given.output} holds no failures"
         raise UsageError(f"no failure {given.id!r}{tail}")
     return replay(json.loads(found[0].read_text(encoding="utf-8")), found[0])
+
+
+def run_demo(given: argparse.Namespace) -> int:
+    """Train the demo's tasks: 0 if all are solved, 1 if not."""
+    import importlib.util
+
+    if given.seed < 0:
+        raise UsageError(f"--seed {given.seed}: wanted a whole number from 0")
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("demo needs torch, which is not installed: pip install veriformer[torch]")
+    from veriformer.demo.show import show_demo
+
+    return show_demo(given.seed, DEMO_TASKS if given.task == "all" else (given.task,), given.output)
 
 
 if __name__ == "__main__":

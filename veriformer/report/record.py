@@ -244,17 +244,17 @@ def writable(path: Path) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
 
 
-def output_folder(wanted: str) -> tuple[Path, str]:
-    """The folder for reports and scripts, and a line to print where it could not be the wanted one."""
+def output_folder(wanted: str, what: str = "reports and scripts") -> tuple[Path, str]:
+    """The folder for what a command leaves behind, and a line to print where it could not be the wanted one."""
     path = Path(wanted)
     try:
-        ours = path.name == FOLDER and not path.exists()
+        ours = [home for home in (path, path.parent) if home.name == FOLDER and not home.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        if ours:  # nobody commits what one run left behind
-            (path / ".gitignore").write_text("*\n", encoding="utf-8")
+        for home in ours:  # nobody commits what one run left behind
+            (home / ".gitignore").write_text("*\n", encoding="utf-8")
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
         other = Path(tempfile.mkdtemp(prefix="veriformer-"))
-        return other, f"{wanted} cannot be written ({error.strerror}); reports and scripts are in {other}"
+        return other, f"{wanted} cannot be written ({error.strerror}); {what} are in {other}"
     return path, ""
