@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -95,13 +96,13 @@ def spread(picture: Picture, thought: Thought) -> None:
     for hops, (colour, of, mean) in enumerate(zip(COLOURS, thought.spread, thought.means, strict=True)):
         y = top + size * 1.1 * (len(thought.spread) - 1 - hops)
         picture.text(left - 10, y + size / 2 + 4.5, str(hops), size=12, anchor="end", fill=GREY)
-        for n, share in enumerate(of):
+        for n, share in enumerate(share if math.isfinite(share) else 0.0 for share in of):
             picture.rect(left + size * n, y, size - 3, size - 3, fill=mixed(colour, share), stroke=PALE)
             if share >= 0.005:
                 fill = "white" if share > 0.5 else INK
                 at = (left + size * (n + 0.5) - 1.5, y + size / 2 + 3)
                 picture.text(*at, f"{100 * share:.0f} %", size=12, anchor="middle", fill=fill)
-        if mean == mean:
+        if math.isfinite(mean):
             x = left + size * (mean - 0.5) - 1.5
             picture.add("path", d=f"M{x - 6:.1f} {y + size + 4:.1f} l6 -9 l6 9 z", fill=INK)
     bottom = top + size * 1.1 * len(thought.spread)

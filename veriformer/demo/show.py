@@ -34,7 +34,7 @@ def show_demo(seed: int, names: Sequence[str], folder: str) -> int:
             for task in (task for task in TASKS if task.name in names):
                 runs.append(begin(task, seed))
                 follow(console, runs[-1], seed)
-                judge(runs[-1], seed)
+                judge(runs[-1], seed, JUDGED)
                 save(place, runs, seed, complete=False)
     except KeyboardInterrupt:
         interrupted = True

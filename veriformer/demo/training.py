@@ -172,7 +172,7 @@ def check(run: Run, batch: Batch) -> None:
     run.done = share >= ENOUGH
 
 
-def judge(run: Run, seed: int, rows: int = JUDGED) -> None:
+def judge(run: Run, seed: int, rows: int) -> None:
     """How many fresh sequences the model solves, and for which of them it thinks longer."""
     began, task = time.process_time(), run.task
     batch = tensors(task.draw(generator(task, seed, 3), rows, unseen=True))
