@@ -258,6 +258,25 @@ def test_a_source_of_nothing_but_padding_is_not_brought_in() -> None:
     assert surprises((case,)) == 0 and surprises((with_kept(case, "S", np.array([0])),)) == 1
 
 
+def test_an_optional_memory_goes_with_all_that_attends_to_it() -> None:
+    subject = implementation(universal_transformer=reference.universal_transformer)
+    domain = subject.domain("universal_transformer", "float64")
+    (law,) = find_laws(all_laws(), ["universal_transformer/hidden-memory-has-no-influence"])
+    case = law.pinned(domain)[-1][0]
+    assert case["memory_mask"] is not None
+    without = next(one for (one,) in candidates((case,), STAGES[:1]) if one["memory"] is None)
+    assert gone(case, without) >= {"memory", "memory_mask", "params.layer.norm3.weight"}
+    assert not [name for name in without.arrays if "cross_attention" in name]
+    assert (without["params.layer.norm2.weight"] == case["params.layer.norm3.weight"]).all()
+    output = reference_call(without.operation, Capabilities(), without.arrays, without.keywords)[0]
+    assert output.shape == case["x"].shape
+
+
+def test_numbers_of_steps_stay_at_least_1() -> None:
+    case = Case("act_loop", {"state": some(2), "step.drive": some(1, 2), "step.halting": np.ones(1)}, {"max_steps": 1})
+    assert all(one["max_steps"] >= 1 for (one,) in candidates((case,)))
+
+
 @pytest.mark.parametrize(
     ("operation", "name"),
     [

@@ -117,6 +117,8 @@ def without_extras(case: Case) -> Iterator[Case]:
     for name in case.keywords:
         if name in case.table.keywords and name not in case.table.required:
             yield case.with_keywords(**{name: case.table.keywords[name]})
+    if "memory" in case.arrays and "memory" in case.table.options:
+        yield without_memory(case)
     yield from without_parts(case)
     for name, array in case.arrays.items():
         # without its matrices and the weights of its norms there is no composite
@@ -142,6 +144,15 @@ def without_parts(case: Case) -> Iterator[Case]:
             yield case.with_arrays(**dict.fromkeys(names))
 
 
+def without_memory(case: Case) -> Case:
+    """An encoder_layer made of the decoder_layer: its last norm takes the place of the one behind the memory."""
+    layer = f"{PARAMS}layer."
+    between = (f"{layer}cross_attention.", f"{layer}norm2.", f"{layer}norm3.")
+    going = [name for name in case.arrays if name in ("memory", "memory_mask") or name.startswith(between)]
+    last = {name.replace("norm3", "norm2"): case[name] for name in going if name.startswith(between[-1])}
+    return case.with_arrays(**{**dict.fromkeys(going), **last})
+
+
 def is_bias(case: Case, name: str) -> bool:
     """Whether a weight is added to what comes before it."""
     return case[name].ndim == 1 and not name.endswith(".weight")
@@ -157,7 +168,7 @@ def simpler_keywords(case: Case) -> Iterator[Case]:
                         yield case.with_keywords(**{name: (*value[:i], smaller, *value[i + 1 :])})
         elif isinstance(value, (int, float)):
             for smaller in simpler_record(value):
-                if smaller or name not in case.table.scalars:  # lengths are at least 1
+                if smaller or name not in (*case.table.scalars, "max_steps"):  # lengths are at least 1
                     yield case.with_keywords(**{name: smaller})
 
 
