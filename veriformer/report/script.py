@@ -251,7 +251,11 @@ class Checks(Body):
         checks = []
         for number, call in enumerate(failure.calls, 1):
             outputs = {f"results{number}[{i}]": result for i, result in enumerate(call.outcome.results)}
-            outputs |= {f"gradients{number}[{n!r}]": g for n, g in call.outcome.gradients.items() if g is not None}
+            for name, gradient in call.outcome.gradients.items():
+                if gradient is None:
+                    checks.append(f"gradients{number}[{name!r}] is None")
+                else:
+                    outputs[f"gradients{number}[{name!r}]"] = gradient
             for i, (value, output) in enumerate(outputs.items()):
                 if self.large:
                     self.script.data[f"recorded{number}_{i}"] = output
