@@ -64,7 +64,9 @@ def a_halted_position_keeps_its_state_and_stays_a_key(universal: Subject, case: 
     weights = np.asarray([*h, 1 - sum(h)])
     results = measure_all(universal, made)
     expect_equal(results[0][0, 0], first[0, 0], what="output of the halted token is")
-    expect_equal(results[0][0, 1], sum(w * s[0, 1] for w, s in zip(weights, states, strict=True)), what="output is")
+    expect_equal(
+        results[0][0, 1], sum(w * s[0, 1] for w, s in zip(weights, states, strict=True)), what="the other output is"
+    )
     expect_steps(results, np.ones((1, 2), bool), np.asarray([1.0, 3.0]), np.asarray([1.0, weights[2]]))
 
 

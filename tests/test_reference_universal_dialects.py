@@ -7,6 +7,7 @@ import torch
 from reference_models import close, converted
 from universal_models import HEADS, random_states, random_universal, with_halting
 
+from veriformer.declarations import PRESETS as DECLARED
 from veriformer.reference import loops_universal
 from veriformer.reference.universal import universal_transformer
 from veriformer.reference.universal_decoding import universal_step
@@ -66,6 +67,10 @@ def test_every_dialect_equals_the_loops(seed, name):
         close(found[0][0], out, 1e-12)
         assert found[1][0].tolist() == steps
         np.testing.assert_allclose(found[2][0], remainder, rtol=0, atol=1e-12)
+
+
+def test_every_preset_can_be_declared() -> None:
+    assert tuple(PRESETS) == DECLARED
 
 
 @pytest.mark.parametrize("name", PRESETS)
