@@ -44,6 +44,19 @@ def test_every_name_of_the_table_is_understood(ours: str, theirs: str) -> None:
     assert (ours if ours == theirs else f"{ours} -> {theirs}") in plan.mapping()
 
 
+def test_eps_of_norms_inside_a_composite_is_no_halting_threshold() -> None:
+    plan = plan_call(function_with("x, params, *, heads, max_steps, eps=1e-5"), "universal_transformer")
+    assert "epsilon" not in plan.keywords and plan.left == ("eps",)
+    plan = plan_call(function_with("halting, states, *, eps=0.01"), "adaptive_computation_time")
+    assert plan.keywords["epsilon"] == "eps"
+
+
+@pytest.mark.parametrize("names", ["eps=1e-5, epsilon=0.01", "epsilon=0.01, eps=1e-5"])
+def test_our_own_name_comes_before_another_one_for_the_same(names: str) -> None:
+    plan = plan_call(function_with(f"halting, states, *, {names}"), "adaptive_computation_time")
+    assert plan.keywords["epsilon"] == "epsilon"
+
+
 def test_what_every_call_gives_must_have_a_parameter() -> None:
     with pytest.raises(UsageError, match=r"dropout: no parameter for 'uniform'.*wanted \(x, \*, uniform, rate\)"):
         plan_call(function_with("x, *, p=0.5"), "dropout")

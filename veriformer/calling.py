@@ -50,6 +50,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "padding_index": ("padding_index", "padding_idx"),
     "block_table": ("block_table", "block_tables"),
 }
+UNCLEAR = {"universal_transformer": ("eps",)}
+"""Names that may mean something else in an operation, where they are left alone: the eps of the norms inside."""
 MASK_OR_BIAS = "attn_mask"
 """torch's name for either: a boolean mask or a float bias, by dtype; never both in one call."""
 GROUPED = "enable_gqa"
@@ -109,7 +111,12 @@ def meaning_of(name: str, operation: Operation) -> tuple[str, ...]:
     known = {*operation.keywords, *operation.options}
     if name == MASK_OR_BIAS and {"mask", "bias"} <= known:
         return ("mask", "bias")
-    return tuple(ours for ours in known if name in ALIASES.get(ours, (ours,)))
+    return tuple(ours for ours in known if name in names_of(ours, operation))
+
+
+def names_of(ours: str, operation: Operation) -> tuple[str, ...]:
+    """The names of parameters that stand for our word in this operation."""
+    return tuple(name for name in ALIASES.get(ours, (ours,)) if name not in UNCLEAR.get(operation.name, ()))
 
 
 def plan_call(
@@ -155,7 +162,7 @@ def _plan_signature(table: Operation, parameters: list[inspect.Parameter], pick:
         elif parameter.default is not parameter.empty:
             left.append(parameter.name)
         else:
-            words = [alias for ours in (*table.keywords, *table.options) for alias in ALIASES.get(ours, (ours,))]
+            words = [alias for ours in (*table.keywords, *table.options) for alias in names_of(ours, table)]
             raise UsageError(
                 f"{table.name}: parameter {parameter.name!r} has no default and no known meaning"
                 f"{nearest(parameter.name, words)}"
@@ -186,10 +193,10 @@ def _plan(
     strict: bool = False,
 ) -> CallPlan:
     keywords: dict[str, str] = {}
-    for name in names:
+    for name in sorted(names, key=lambda name: name not in table.keywords):  # our own names first
         meanings = meaning_of(name, table)
         if strict and not meanings and name not in (GROUPED, "none"):
-            words = [alias for ours in (*table.keywords, *table.options) for alias in ALIASES.get(ours, (ours,))]
+            words = [alias for ours in (*table.keywords, *table.options) for alias in names_of(ours, table)]
             raise UsageError(f"{table.name}: --accepts {name!r} has no known meaning{nearest(name, words)}")
         for ours in meanings:
             keywords.setdefault(ours, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veriformer.calling import ALIASES, UsageError, nearest, signature_of
+from veriformer.calling import ALIASES, UsageError, names_of, nearest, signature_of
 from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import Capabilities
 from veriformer.law import Law
@@ -86,7 +86,7 @@ def list_operation(name: str) -> int:
     console.print(f"[bold]{name}[/]")
     two_columns(console, [("", line) for line in about(table)], 2)
     console.print("\n[bold]names that are understood[/]")
-    two_columns(console, [(f"  {word}", ", ".join(ALIASES[word])) for word in words], 20)
+    two_columns(console, [(f"  {word}", ", ".join(names_of(word, table))) for word in words], 20)
     console.print(f"\n[bold]{len(laws)} laws[/]")
     two_columns(console, [("  " + law.name, law.statement) for law in laws], 38)
     return 0
