@@ -24,7 +24,7 @@ HALTING_SHAPES = (
 """Leading axes, then the number of steps M and the width d, small to large."""
 
 SPEEDS = (
-    "mixed", "uniform", "ties", "constant", "tiny", "ones_and_zeros", "beyond", "zeros", "late", "ones",
+    "mixed", "uniform", "ties", "constant", "tiny", "ones_and_zeros", "beyond", "close", "zeros", "late", "ones",
 )  # fmt: skip
 """Families of halting, in the order in which pinned cases take them."""
 STATES = ("normal", "integers", "ladder", "large_mean", "halves", "one_hot", "sparse", "heavy", "constant")
@@ -32,6 +32,10 @@ STATES = ("normal", "integers", "ladder", "large_mean", "halves", "one_hot", "sp
 EPSILONS = (0.01, 0.1, 0.01, 0.3, 0.001, 0.6)
 DYADIC = (0.25, 0.125, 0.0625, 0.5, 0.0)
 """Values of epsilon at which sums of sixteenths lie exactly on the threshold, in every dtype."""
+NEAR = (0.1, 0.25, 0.01, 0.0)
+"""Values of epsilon that first steps come close to: the usual one, none at all, and others."""
+GAPS = (2.0**-4, -(2.0**-6), 2.0**-7, 2.0**-10, -(2.0**-14), 2.0**-14)
+"""By how much a first step falls short of the threshold; where it is negative the step goes beyond."""
 CONSTANTS = (0.3, 0.25, 0.5, 0.4, 0.125, 0.05, 0.75, 0.2)
 
 
@@ -50,7 +54,7 @@ def halting_cases(
 
     speeds: families of halting. families: those of the states, for a loop of what drives them. least: the smallest
     number of steps. rows: the smallest number of positions. widths: the smallest and the largest width of a state.
-    epsilons: drawn in turn where epsilon can be given, for exact ties from DYADIC.
+    epsilons: drawn in turn where epsilon can be given, for exact ties from DYADIC, for close steps from NEAR.
     """
 
     def shapes(domain: Domain) -> list[Shape]:
@@ -58,7 +62,7 @@ def halting_cases(
         return pooled([s for s in fit if widths[0] <= s[-1] <= widths[1]], domain)
 
     def make(domain: Domain, shape: Shape, speed: str, other: int, seed: int) -> Case:
-        chosen = DYADIC if speed == "ties" else tuple(epsilons)
+        chosen = {"ties": DYADIC, "close": NEAR}.get(speed, tuple(epsilons))
         epsilon = chosen[other % len(chosen)] if "epsilon" in domain.accepts else 0.01
         halting = halting_of_speed(speed, np.random.default_rng([seed, 3]), shape[:-1], epsilon)
         values = fill(taking_turns(families, other + seed), seed, shape, domain.dtype)
@@ -97,6 +101,7 @@ def halting_of_speed(speed: str, rng: np.random.Generator, shape: Shape, epsilon
         "tiny": lambda: 10.0 ** -rng.uniform(2, 8, shape),
         "ones_and_zeros": lambda: (rng.random(shape) < 0.3).astype(float),
         "beyond": lambda: 1 - epsilon * rng.choice([0.25, 0.5], shape),
+        "close": lambda: close_to_the_threshold(rng, shape, epsilon),
         "zeros": lambda: np.zeros(shape),
         "late": lambda: np.where(np.arange(size) == size - 1, 1.0, rng.uniform(0, 0.5, shape) / size),
         "ones": lambda: np.ones(shape),
@@ -117,6 +122,13 @@ def on_the_threshold(rng: np.random.Generator, shape: Shape, epsilon: float) -> 
         cuts = np.sort(rng.integers(0, int(threshold) + 1, place))
         row[: place + 1] = np.diff(cuts, prepend=0, append=int(threshold)) / 16
         row[place + 1 :] = rng.choice([0.0, 0.0625, 0.5, 1.0], shape[-1] - place - 1)
+    return drawn
+
+
+def close_to_the_threshold(rng: np.random.Generator, shape: Shape, epsilon: float) -> np.ndarray:
+    """A first step just short of 1 - epsilon or just beyond it, then any."""
+    drawn = rng.random(shape)
+    drawn[..., 0] = np.clip(1 - epsilon - rng.choice(GAPS, shape[:-1]), 0, 1)
     return drawn
 
 

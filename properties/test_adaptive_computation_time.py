@@ -239,10 +239,7 @@ def nan_after_the_last_step_stays_there(act: Subject, case: Case, filler: float)
     needs={SINGLE},
     source="dual of P105",
     relative=False,
-    kills=(
-        "act.py:states_clipped",
-        "act.py:square_root_of_a_mean_of_squares",
-    ),
+    kills=("act.py:states_clipped",),
 )
 def states_that_count_have_influence(act: Subject, case: Case, which: int) -> None:
     """Another state at a step that has a weight moves every channel of the output."""
@@ -267,7 +264,6 @@ def states_that_count_have_influence(act: Subject, case: Case, which: int) -> No
     steps=choice(1, 3, 8),
     source="P105",
     relative=False,
-    changes=("leak",),
     kills=(
         "act.py:last_state_of_all_added",
         "act.py:threshold_falls_with_the_limit",
@@ -278,7 +274,8 @@ def states_that_count_have_influence(act: Subject, case: Case, which: int) -> No
 def more_room_changes_nothing(act: Subject, case: Case, steps: int) -> None:
     """A position that halts by itself has the same results however many more steps there might be."""
     if proper(case):
-        expect_unmoved(act, case, lengthened(case, steps), halts_by_itself(act, case))
+        # a sum over more steps may be grouped otherwise
+        expect_unmoved(act, case, lengthened(case, steps), halts_by_itself(act, case), exact=False)
 
 
 @law(

@@ -45,6 +45,8 @@ def many_steps(domain: Domain) -> list[Case]:
         "act.py:read_before_the_step",
         "act.py:epsilon_ignored",
         "act.py:usual_epsilon_always",
+        "act.py:usual_epsilon_for_none",
+        "act.py:threshold_a_little_lower",
         "act.py:one_step_too_many",
         "act.py:one_step_too_few",
         "act.py:each_step_by_itself",

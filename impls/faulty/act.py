@@ -48,9 +48,13 @@ def _heard(h: NDArray, fault: str) -> NDArray:
 
 def _threshold(epsilon: float, fault: str) -> float:
     """What the sum must reach."""
-    return {"epsilon_ignored": 1.0, "usual_epsilon_always": 0.99, "epsilon_is_the_threshold": epsilon}.get(
-        fault, 1 - epsilon
-    )
+    return {
+        "epsilon_ignored": 1.0,
+        "usual_epsilon_always": 0.99,
+        "usual_epsilon_for_none": 1 - (epsilon or 0.01),
+        "threshold_a_little_lower": 1 - epsilon - 1e-4,
+        "epsilon_is_the_threshold": epsilon,
+    }.get(fault, 1 - epsilon)
 
 
 def _sums(h: NDArray, fault: str) -> NDArray:
@@ -237,6 +241,8 @@ _TABLE = {
         "read_before_the_step": ("tensor2tensor", "halting is read before the step, one step late"),
         "epsilon_ignored": ("E07", "the sum must reach 1"),
         "usual_epsilon_always": ("mutation: a constant", "epsilon is 0.01 whatever is given"),
+        "usual_epsilon_for_none": ("mutation: epsilon or 0.01", "epsilon = 0 is taken for 0.01"),
+        "threshold_a_little_lower": ("mutation: 1e-4 against roundings", "the sum must reach 1 - epsilon - 1e-4"),
         "one_step_too_many": ("semantics 4.15", "one step more than it takes"),
         "one_step_too_few": ("semantics 4.15", "one step less than it takes"),
         "each_step_by_itself": ("mutation: not summed", "a step halts where its own halting reaches the threshold"),
