@@ -49,7 +49,7 @@ def test_a_list_goes_in_and_a_list_of_as_many_comes_back() -> None:
     fewer = crossed("clip_by_global_norm", lambda grads, *, max_norm: grads[:1], GRADS, max_norm=1.0)
     assert fewer.kind == "type" and fewer.message == "returned a list of 1, wanted one of 2, as were given"
     bare = crossed("clip_by_global_norm", lambda grads, *, max_norm: grads[0], GRADS, max_norm=1.0)
-    assert bare.kind == "type" and bare.message == "returned ndarray, wanted a tuple: grads.0, grads.1"
+    assert bare.kind == "type" and bare.message == "returned ndarray, wanted a list: grads.0, grads.1"
 
 
 def test_the_lists_of_a_case_shrink_one_by_one() -> None:

@@ -111,6 +111,39 @@ def heads_last(q, k, v):
     return out
 
 VARIANTS["heads last"] = {{"attention": heads_last}}
+def clip(grads, max_norm):
+    norm = np.sqrt(sum(np.sum(g * g) for g in grads))
+    return [g * np.float32(min(1.0, max_norm / norm if norm else 1.0)) for g in grads]
+
+def clipping(change, factor=1):
+    def clip_by_global_norm(grads, max_norm):
+        return change(clip(grads, factor * max_norm)) if BROKEN else clip(grads, max_norm)
+    return {{"clip_by_global_norm": clip_by_global_norm}}
+
+VARIANTS["no list"] = clipping(lambda found: found[0])
+VARIANTS["one too few"] = clipping(lambda found: found[1:])
+VARIANTS["clips"] = clipping(list, 2)
+
+def act(halting, states):
+    total = np.cumsum(halting, -1)
+    total[..., -1] = np.inf
+    n = 1 + (total >= 0.99).argmax(-1)
+    place = np.arange(1, halting.shape[-1] + 1)
+    left = 1 - np.where(place < n[..., None], halting, 0).sum(-1)
+    weights = np.where(place < n[..., None], halting, np.where(place == n[..., None], left[..., None], 0))
+    return ((weights[..., None] * states).sum(-2), n, left)[: 2 if BROKEN else 3]
+
+VARIANTS["two of three"] = {{"adaptive_computation_time": act}}
+
+def rate(change):
+    def noam(step, width, warmup):
+        right = width**-0.5 * min(step**-0.5, step * warmup**-1.5) if step else 0.0
+        return change(right) if BROKEN else right
+    return noam
+
+VARIANTS["no number"] = {{"noam_schedule": rate(str)}}
+VARIANTS["number"] = {{"noam_schedule": rate(lambda right: 2 * right)}}
+VARIANTS["number of another dtype"] = {{"noam_schedule": rate(np.float32)}}
 VARIANTS["sums"] = {{"logsumexp": lambda x: np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1)) + x.max(-1) + BROKEN}}
 """
 FAILURES = {
@@ -134,6 +167,13 @@ FAILURES = {
     "large shape": ("softmax/equals-the-reference", "shape"),
     "attention": ("attention/visible-keys-have-influence", "no influence"),
     "heads last": ("attention/equals-the-reference", "value"),
+    "no list": ("clip_by_global_norm/returns-an-array", "type"),
+    "one too few": ("clip_by_global_norm/returns-an-array", "type"),
+    "clips": ("clip_by_global_norm/equals-the-reference", "value"),
+    "two of three": ("adaptive_computation_time/returns-an-array", "type"),
+    "no number": ("noam_schedule/returns-an-array", "type"),
+    "number": ("noam_schedule/equals-the-reference", "value"),
+    "number of another dtype": ("noam_schedule/keeps-the-dtype", "dtype"),
     "sums": ("logsumexp/equals-the-reference", "value"),
 }
 RUNNER = """
@@ -182,7 +222,7 @@ def test_every_kind_of_failure_has_a_script_that_tells_broken_from_fixed(tmp_pat
     for name, (law, _) in FAILURES.items():
         declare = {"layout": "BTHD", "grouped_heads": "false"} if name == "heads last" else {}
         one = in_process(load(f"{path}:{name}", Options(declare=declare))[0] if declare else loaded[name])
-        row = failing(one, law)
+        row = failing(one, law, one.main_dtype(law.partition("/")[0]))
         assert row.failure is not None, f"{name}: {row.verdict} {row.reason}"
         kinds[name] = (law, row.failure.kind)
         scripts.append(write_script(row, one, tmp_path / f"{name}.py"))

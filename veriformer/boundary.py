@@ -22,7 +22,6 @@ from veriformer.calling import CallPlan, arguments
 from veriformer.case import flattened
 from veriformer.declarations import Capabilities
 from veriformer.moves import Program
-from veriformer.operation import LISTED
 from veriformer.operations import OPERATIONS
 
 REFUSALS = (NotImplementedError, ValueError, RuntimeError, AssertionError, TypeError)
@@ -205,8 +204,8 @@ class Boundary:
             said = f"returned a {kind} of {len(returned)}, wanted one array"
             raise WrongType(f"{said}; if it is among them, say where with --returns out,lse")
         if not several and (pick is not None or table.several):
-            raise WrongType(f"returned {kind}, wanted a tuple: {', '.join(names)}")
-        if several and pick is None and len(returned) != len(names) and table.results[0].startswith(LISTED):
+            raise WrongType(f"returned {kind}, wanted a {'list' if table.listed else 'tuple'}: {', '.join(names)}")
+        if several and pick is None and len(returned) != len(names) and table.listed:
             raise WrongType(f"returned a {kind} of {len(returned)}, wanted one of {len(names)}, as were given")
         if several:
             places = pick or tuple(range(len(names)))

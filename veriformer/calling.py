@@ -39,6 +39,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "beta1": ("beta1", "b1"),
     "beta2": ("beta2", "b2"),
     "weight_decay": ("weight_decay", "wd"),
+    "max_norm": ("max_norm", "max_grad_norm", "clip_norm"),
     "width": ("width", "d_model", "model_size"),
     "warmup": ("warmup", "warmup_steps"),
     "heads": ("heads", "num_heads", "n_heads", "nhead"),
@@ -262,7 +263,7 @@ def arguments(
         )
     if table.given:
         positional.insert(0, framework.given(table.given, [natives[name] for name in table.params]))
-    if LISTED in table.results[0]:
+    if table.listed:
         positional.insert(0, [native for name, native in natives.items() if name.startswith(LISTED)])
     return positional, named, natives
 

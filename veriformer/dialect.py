@@ -52,7 +52,7 @@ def positional_of(operation: str, arrays: Mapping[str, Any], keywords: Mapping[s
     if table.given:
         ours = given(table.given, [arrays[name] for name in table.params])
         positional.insert(0, ours.step if table.given == "model" else ours)
-    if table.results[0].startswith(LISTED):
+    if table.listed:
         positional.insert(0, [array for name, array in arrays.items() if name.startswith(LISTED)])
     if "params" in table.positional:
         positional.append(nested({n: a for n, a in arrays.items() if n.startswith(PARAMS)})["params"])

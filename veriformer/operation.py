@@ -74,7 +74,12 @@ class Operation:
     @property
     def several(self) -> bool:
         """Whether a tuple or list is returned."""
-        return len(self.results) > 1 or self.results[0].startswith(LISTED)
+        return len(self.results) > 1 or self.listed
+
+    @property
+    def listed(self) -> bool:
+        """Whether a list of arrays is given, and one like it returned."""
+        return self.results[0].startswith(LISTED)
 
     @property
     def number(self) -> bool:
@@ -83,7 +88,7 @@ class Operation:
 
     def results_for(self, arrays: Iterable[str]) -> tuple[str, ...]:
         """Names of what is returned where these arrays are given."""
-        if self.results[0].startswith(LISTED):
+        if self.listed:
             return tuple(name for name in arrays if name.startswith(LISTED))
         return self.results
 

@@ -15,7 +15,6 @@ from veriformer.declarations import Capabilities
 from veriformer.dialect import TABLES, positional_of, reference_call, words_of
 from veriformer.given_models import TableModel
 from veriformer.memory import Memory, key_of
-from veriformer.operation import LISTED
 from veriformer.reference import visible_keys
 from veriformer.reference.universal_dialects import dialect_and_halting
 
@@ -73,7 +72,7 @@ def shapes(case: Case) -> tuple[tuple[int, ...], ...]:
     if operation in ATTENTIONS:
         out = (*case["q"].shape[:3], case["v"].shape[3])
         return (out, out[:3]) if operation == "attention_with_lse" else (out,)
-    if operation == "adamw_step" or case.table.results[0].startswith(LISTED):
+    if operation == "adamw_step" or case.table.listed:
         return tuple(case[name].shape for name in case.table.results_for(case.arrays))
     return (case["x"].shape,)
 

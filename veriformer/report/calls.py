@@ -196,7 +196,15 @@ class Body:
             return f"results{number} = [{text}[i] for i in {list(plan.pick)}]"
         if call.operation == "generate":
             text = f"filled({text}, {call.case['max_length']}, {call.case['pad']})"
-        return f"results{number} = {text}" if call.case.table.several else f"results{number} = [{text}]"
+        if call.case.table.several:
+            return f"results{number} = {text}"
+        return f"results{number} = [{self._array(text, call) if call.case.table.number else text}]"
+
+    def _array(self, text: str, call: Call) -> str:
+        """An expression for what is returned, as an array where it is a plain number."""
+        dtype, module = call.case.dtype, "ml_dtypes" if call.case.dtype == "bfloat16" else "np"
+        made = f"torch.tensor(r, dtype=torch.{dtype})" if self.torch else f"{module}.{dtype}(r)"
+        return f"{made} if isinstance(r, (int, float)) else r for r in [{text}]"
 
     def given(self, call: Call, number: int) -> list[str]:
         """The arguments of a call, as they stand between its brackets."""

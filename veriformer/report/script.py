@@ -136,7 +136,15 @@ class Checks(Body):
             self.line(f"fine = fine and all(g is None or isinstance(g, ({kind}, dict)) for g in found)")
             self.end("fine", "'gradients are a', type(found).__name__")
             return
-        self.end(f"all(isinstance(r, {kind}) for r in results1)", "'returned', [type(r).__name__ for r in results1]")
+        shown = "'returned', [type(r).__name__ for r in results1]"
+        if not call.case.table.several or self.implementation.description.plans[call.operation].pick is not None:
+            self.end(f"all(isinstance(r, {kind}) for r in results1)", shown)
+            return
+        count = len(call.case.table.results_for(call.case.arrays))
+        self.line("fine = isinstance(results1, (tuple, list))", "results1 = list(results1) if fine else [results1]")
+        exactly = "==" if call.case.table.listed else ">="
+        self.line(f"fine = fine and len(results1) {exactly} {count}")
+        self.end(f"fine and all(isinstance(r, {kind}) for r in results1)", shown + f", 'wanted {count} arrays'")
 
     def _shape(self, failure: Failure) -> None:
         call = failure.calls[-1]
