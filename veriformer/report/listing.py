@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
 from veriformer.calling import ALIASES, UsageError, names_of, nearest, signature_of
 from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import Capabilities
+from veriformer.dialect import words_of
 from veriformer.law import Law
-from veriformer.operation import GIVEN, PARAMS, Operation
+from veriformer.operation import GIVEN, LISTED, PARAMS, Operation
 from veriformer.operations import OPERATIONS
 from veriformer.report.terminal import NAMES, console_for, two_columns
 from veriformer.targets import registered_names
@@ -70,6 +75,8 @@ def about(table: Operation) -> list[str]:
             if name.startswith(prefix)
         ]
         lines += [f"{prefix[:-1]}: {', '.join(parts)}"] if parts else []
+    if table.listed:
+        lines.append(f"{LISTED[:-1]}: a list of arrays of any shapes; returns a list like it")
     return [*lines, f"returns ({', '.join(table.results)})"] if len(table.results) > 1 else lines
 
 
@@ -85,11 +92,38 @@ def list_operation(name: str) -> int:
     words = [word for word in (*table.options, *table.keywords) if word in ALIASES]
     console.print(f"[bold]{name}[/]")
     two_columns(console, [("", line) for line in about(table)], 2)
-    console.print("\n[bold]names that are understood[/]")
-    two_columns(console, [(f"  {word}", ", ".join(names_of(word, table))) for word in words], 20)
+    understood = [(f"  {word}", ", ".join(names_of(word, table))) for word in words]
+    for title, rows in (
+        ("names that are understood", understood),
+        ("choices[/] (--declare KEY=VALUE; `veriformer list` shows all)", choices(dialects(name))),
+    ):
+        if rows:
+            console.print(f"\n[bold]{title}")
+            two_columns(console, rows, 20)
     console.print(f"\n[bold]{len(laws)} laws[/]")
     two_columns(console, [("  " + law.name, law.statement) for law in laws], 38)
     return 0
+
+
+def dialects(operation: str) -> list[str]:
+    """Names of the capabilities that change what the reference computes."""
+    plain, found = words_of(operation, Capabilities()), []
+    for name, choice in Capabilities.__dataclass_fields__.items():
+        others = choice.metadata["allowed"] or ((1.0,) if isinstance(choice.default, float) else ())
+        changed: list[dict[str, Any]] = [{name: other} for other in others]
+        if any(words_of(operation, replace(Capabilities(), **one)) != plain for one in changed):
+            found.append(name)
+    return found
+
+
+def choices(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Capabilities with what may be declared."""
+    rows = []
+    for name in names:
+        metadata = Capabilities.__dataclass_fields__[name].metadata
+        allowed = [str(a).lower() if isinstance(a, bool) else str(a) for a in metadata["allowed"] or ()]
+        rows.append((f"  {name}", metadata["text"] + (f" [{' | '.join(allowed)}]" if allowed else "")))
+    return rows
 
 
 def list_everything() -> int:
@@ -102,12 +136,5 @@ def list_everything() -> int:
     console.print("\n[bold]names that are understood[/]")
     two_columns(console, [(f"  {ours}", ", ".join(names)) for ours, names in ALIASES.items()], 20)
     console.print("\n[bold]capabilities[/] (--declare KEY=VALUE)")
-    rows = []
-    for name, choice in Capabilities.__dataclass_fields__.items():
-        allowed = choice.metadata["allowed"]
-        options = (
-            f" [{' | '.join(str(a).lower() if isinstance(a, bool) else str(a) for a in allowed)}]" if allowed else ""
-        )
-        rows.append((f"  {name}", choice.metadata["text"] + options))
-    two_columns(console, rows, 20)
+    two_columns(console, choices(Capabilities.__dataclass_fields__), 20)
     return 0

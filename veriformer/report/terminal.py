@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,22 @@ def header(console: Console, report: Report) -> None:
 
 
 def two_columns(console: Console, rows: Sequence[tuple[str, str]], width: int) -> None:
-    """Names on the left, their meaning on the right, folded beside them."""
+    """Names on the left, their meaning on the right, folded beside them; a longer name has a line of its own."""
+    for long, group in groupby(rows, key=lambda row: len(row[0]) > width):
+        for part in [[row] for row in group] if long else [list(group)]:
+            if long:
+                console.print(Text(part[0][0]))
+            console.print(_grid([("" if long else name, text) for name, text in part], width))
+
+
+def _grid(rows: Sequence[tuple[str, str]], width: int) -> Table:
+    """Two columns without a frame, the first of this width."""
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False, show_edge=False)
     grid.add_column(width=width, overflow="fold")
     grid.add_column(overflow="fold")
     for name, text in rows:
         grid.add_row(Text(name), Text(text))
-    console.print(grid)
+    return grid
 
 
 def threads(report: Report) -> str:
