@@ -165,7 +165,7 @@ def scaled_gradients_are_clipped_alike(clip_by_global_norm: Subject, case: Case,
         return
     factor = factor if case.dtype != "float16" else 0.25
     norm, plus = norm_of(gradients(case)), clip_by_global_norm.capabilities.clip_epsilon
-    if norm == 0:
+    if norm == 0 or factor <= 0:
         return
     limit = case["max_norm"] / (norm + plus) * (factor * norm + plus)
     large = with_gradients(case, [factor * g for g in gradients(case)]).with_keywords(max_norm=limit)
@@ -262,7 +262,7 @@ def every_gradient_counts(clip_by_global_norm: Subject, case: Case) -> None:
 def results_are_proportional_to_the_limit(clip_by_global_norm: Subject, case: Case, less: float) -> None:
     """A long gradient that is clipped at half the max_norm comes back half as long."""
     norm, plus = norm_of(gradients(case)), clip_by_global_norm.capabilities.clip_epsilon
-    if not sound(case) or norm == 0:
+    if not sound(case) or norm == 0 or less <= 0:
         return
     low = case.with_keywords(max_norm=min(case["max_norm"], norm) * less)
     # the factor at the lower limit by that at the higher one, of which each is at most 1
