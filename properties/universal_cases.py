@@ -22,8 +22,9 @@ UNIVERSAL = (
     (1, 1, 2, 2, 3, 2, 1, 4, 3, 3), (2, 2, 1, 3, 2, 2, 1, 4, 3, 2), (1, 2, 1, 3, 4, 2, 3, 4, 5, 3),
     (2, 1, 2, 2, 3, 1, 2, 5, 3, 3), (2, 2, 1, 3, 2, 1, 2, 3, 4, 4), (3, 1, 1, 2, 3, 2, 1, 4, 2, 3),
     (1, 2, 2, 4, 3, 2, 1, 5, 4, 2), (2, 1, 1, 4, 2, 2, 2, 6, 5, 3), (1, 1, 1, 5, 4, 3, 2, 8, 6, 4),
+    (1, 1, 1, 1, 1, 1, 1, 3, 2, 8), (1, 1, 1, 2, 1, 1, 1, 4, 2, 7),
 )  # fmt: skip
-"""Sizes, small to large; the last is max_steps."""
+"""Sizes, small to large but for two that leave room for many small halting probabilities; the last is max_steps."""
 FLAG_NAMES = ("pre", "rms", "bare", "causal", "mask", "memory", "memory_mask")
 """What a case may have beside its tokens."""
 NOT_GLOBAL = tuple(preset for preset in PRESETS if preset != "t2t_global")

@@ -71,7 +71,7 @@ def _thought(
         h = _of_preset(h, used, preset, fault)
         total = _total(used, h, fault)
         reached = (total >= np.asarray(threshold, x.dtype)) & (preset == "default")
-        stops = _stops(running, real, reached, n == max_steps, fault)
+        stops = _stops(h, running, real, reached, n == max_steps, fault)
         p = _weight(h, used, stops, running, n == max_steps, reached, preset, fault)
         left = np.where(stops, 1 - (np.minimum(total, 1) if fault == "left_after_the_last_step" else used), left)
         if fault == "halted_positions_run_again" and running.any():
@@ -117,10 +117,12 @@ def _total(used: NDArray, h: NDArray, fault: str) -> NDArray:
     return h if fault == "nothing_summed" else used + h
 
 
-def _stops(running: NDArray, real: NDArray, reached: NDArray, last: bool, fault: str) -> NDArray:
+def _stops(h: NDArray, running: NDArray, real: NDArray, reached: NDArray, last: bool, fault: str) -> NDArray:
     """Who takes the last step now."""
     if fault == "all_stop_with_the_first":
         reached = np.broadcast_to((reached & real).any(1, keepdims=True), reached.shape)
+    if fault == "small_halting_never_stops":
+        reached = reached & (h > 0.2)
     if fault == "all_stop_with_the_last":
         reached = np.broadcast_to((reached | ~running).all(1, keepdims=True), reached.shape)
     return running & (reached | last)
@@ -255,6 +257,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "bias_dropped": ("semantics E10", "the halting unit has no bias"),
         "left_after_the_last_step": ("semantics E12", "R is what is left after step N, not before"),
         "steps_from_zero": ("mutation: n from 0", "N is one smaller"),
+        "small_halting_never_stops": ("mutation: h looked at beside H", "who halts at a step says more than 0.2 there"),
     },
     "who-never-halts-makes-all-steps": {
         "no_remainder_at_the_limit": (f"{_T2T} (B157)", "a stop at max_steps is given h in place of what is left"),
