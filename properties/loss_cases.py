@@ -112,8 +112,8 @@ def dense_loss_cases() -> Recipe:
 
 
 def drawn_epsilon(domain: Domain, epsilons: Sequence[float], size: int, other: int) -> float:
-    """A label_smoothing, 0 where there is no class to share it."""
-    enough = size > SMOOTHING.index(domain.capabilities.smoothing)
+    """A label_smoothing, 0 where there is no class to share it, or one class alone."""
+    enough = size > max(SMOOTHING.index(domain.capabilities.smoothing), 1)
     return epsilons[other % len(epsilons)] if enough and "label_smoothing" in domain.accepts else 0.0
 
 

@@ -189,6 +189,7 @@ def finite_for_finite_logits(cross_entropy: Subject, case: Case) -> None:
     ),
     source="P38",
     relative=False,
+    changes=("smoothing",),
     kills=("cross_entropy.py:guard_inside_the_logarithm", "cross_entropy.py:losses_clamped"),
 )
 def a_hopeless_target_costs_its_distance(cross_entropy: Subject, case: Case) -> None:
@@ -206,6 +207,7 @@ def a_hopeless_target_costs_its_distance(cross_entropy: Subject, case: Case) -> 
     case=cross_entropy_cases(least=2, infinite=0.0, families=MODERATE),
     source="P40",
     relative=False,
+    changes=("smoothing",),
     kills=("cross_entropy.py:losses_clamped", "cross_entropy.py:infinite_losses_dropped"),
 )
 def an_impossible_class_costs_infinity(cross_entropy: Subject, case: Case) -> None:

@@ -292,3 +292,10 @@ def test_numbers_that_an_operation_does_not_speak_of_are_not_brought_in(operatio
     case = law.pinned(domain)[-1][0]
     other = case.with_arrays(**{name: np.where(np.arange(case[name].size).reshape(case[name].shape) == 0, -1.0, 0.5)})
     assert surprises((other,)) == 1 + surprises((case,))
+
+
+def test_smoothing_of_one_class_alone_is_not_brought_in() -> None:
+    arrays = {"logits": np.zeros((2, 2)), "targets": np.array([0, 0])}
+    case = Case("cross_entropy", arrays, {"label_smoothing": 0.1})
+    assert surprises((case,)) == 0 and surprises((with_kept(case, "V", np.array([0])),)) == 1
+    assert surprises((with_kept(case, "V", np.array([0])).with_keywords(label_smoothing=0.0),)) == 0

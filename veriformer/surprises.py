@@ -31,7 +31,7 @@ def out_of_range(case: Case) -> int:
 
 
 def empty_rows(case: Case) -> int:
-    """Rows of which nothing is left: no key allowed, no logit but -inf, no target kept."""
+    """Rows of which nothing is left: no key allowed, no logit but -inf, no target kept, no class to smooth towards."""
     if case.operation in ATTENTIONS:
         return int((~allowed_keys(case).any(-1)).any())
     if case.table.params:
@@ -39,7 +39,8 @@ def empty_rows(case: Case) -> int:
         return int(any(not mask.any(-1).all() for mask in masks))
     if "axis" in case.table.keywords:
         return int((case["x"] == -np.inf).all(case["axis"]).any())
-    if "logits" in case.arrays:
-        ignored = case["targets"] is not None and bool((case["targets"] == case["ignore_index"]).all())
-        return int((case["logits"] == -np.inf).all(-1).any()) + int(ignored)
-    return 0
+    if "targets" in case.arrays:
+        ignored = bool((case["targets"] == case["ignore_index"]).all())
+        alone = case.size("V") == 1 and bool(case["label_smoothing"])
+        return int((case["logits"] == -np.inf).all(-1).any()) + int(ignored) + int(alone)
+    return int((case["logits"] == -np.inf).all(-1).any()) if "logits" in case.arrays else 0
