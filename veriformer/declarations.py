@@ -111,7 +111,7 @@ class Capabilities:
         "float32", None, "dtype in which the backward of a norm sums the gradients of weight and bias over rows"
     )
     recomputes_probabilities: bool = _choice(
-        True, (True, False), "the backward of attention and cross entropy may form exp(logit - lse) anew"
+        True, (True, False), "the backward of attention, log_softmax and cross entropy may form exp(logit - lse) anew"
     )
     cache: str = _choice(
         "consumed", ("consumed", "persistent"), "a model's cache is used once, or stays valid after it was passed on"

@@ -201,13 +201,12 @@ def _decided(case: Case, capabilities: Capabilities, precision: Precision, found
 
 
 def _recomputes(operation: str, precision: Precision) -> bool:
-    """Whether the backward may form exp(x - lse) anew: attention and cross entropy as declared, logsumexp always (it is
-    the gradient), log_softmax and cross entropy where what they keep is coarse, softmax never: it has its result."""
-    if operation == "logsumexp":
-        return True
-    if operation in ("log_softmax", "cross_entropy") and precision.u_statistics > precision.u_acc:
-        return True
-    return precision.recomputes_probabilities and operation not in ("softmax", "log_softmax")
+    """Whether the backward may form exp(x - lse) anew: logsumexp always (it is the gradient), softmax never (it has its
+    result), log_softmax and cross entropy where what they keep is coarse, and with the others as declared."""
+    if operation in ("softmax", "logsumexp"):
+        return operation == "logsumexp"
+    coarse = operation in ("log_softmax", "cross_entropy") and precision.u_statistics > precision.u_acc
+    return precision.recomputes_probabilities or coarse
 
 
 def _with_row_sums(
