@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from veriformer.case import Case, flattened
+from veriformer.expect import expect, expect_different
+from veriformer.properties.cotangents import differentiable
 from veriformer.properties.layer_build import DECODERS, STACKS, depth, seen_tokens
 from veriformer.reference.layers import normed
+from veriformer.subject import Subject
 
 BRANCHES = ("attention", "cross_attention", "feed_forward")
 """The sublayers; encoder layers have no cross-attention."""
@@ -167,3 +170,26 @@ def with_padding(mask: np.ndarray, places: np.ndarray, length: int, keys: bool) 
     wide = np.broadcast_to(np.eye(length, dtype=bool), (*mask.shape[:2], length, length)).copy()
     wide[:, :, places[:, None], places] = mask
     return wide
+
+
+def counting(case: Case) -> list[str]:
+    """Arrays that decide something: all but the bias of the keys, which adds one number to all scores."""
+    return [name for name in differentiable(case) if not name.endswith(".bk")]
+
+
+def expect_every_gradient(subject: Subject, case: Case, pick: int, telling: Callable[[Case, int], Case]) -> None:
+    """Every array that counts gets a gradient of its own shape, not 0 on one of a few cases that hide nothing."""
+    largest = dict.fromkeys(counting(case), 0.0)
+    for attempt in range(TRIES):
+        cotangent = case.random(pick + attempt).standard_normal(case["x"].shape)
+        names = tuple(name for name, size in largest.items() if not size)
+        for name, gradient in subject.gradients(telling(case, pick + 16 * attempt), names, cotangent).items():
+            wanted = case[name].shape
+            expect(gradient is not None, "no gradient", f"{name} got no gradient, wanted one of shape {wanted}")
+            said = f"the gradient of {name} has shape {gradient.shape}, wanted {wanted}"
+            expect(gradient.shape == wanted, "shape", said)
+            largest[name] = np.abs(gradient).max()
+        if all(largest.values()):
+            break
+    for name, size in largest.items():
+        expect_different(size, 0.0, what=f"{name} gets a gradient")

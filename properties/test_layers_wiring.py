@@ -12,7 +12,15 @@ from veriformer.properties.attention_family_cases import PLAIN
 from veriformer.properties.cotangents import differentiable
 from veriformer.properties.layer_build import reach, seen_tokens
 from veriformer.properties.layer_cases import LAYERED, layer_cases
-from veriformer.properties.layer_changes import TRIES, nudged, silenced, telling, without_final_norm
+from veriformer.properties.layer_changes import (
+    TRIES,
+    counting,
+    expect_every_gradient,
+    nudged,
+    silenced,
+    telling,
+    without_final_norm,
+)
 from veriformer.subject import Subject
 
 PRE = {"norm", "pre_norm"}
@@ -63,11 +71,6 @@ def every_weight_counts(layer: Subject, case: Case, pick: int) -> None:
             break
     for name, by in moved.items():
         expect_different(by, 0.0, what=f"{name} has influence")
-
-
-def counting(case: Case) -> list[str]:
-    """Arrays that decide something: all but the bias of the keys, which adds one number to all scores."""
-    return [name for name in differentiable(case) if not name.endswith(".bk")]
 
 
 @law(
@@ -132,20 +135,7 @@ def changes(layer: Subject, case: Case) -> dict[str, object]:
 )
 def gradient_reaches_every_weight(layer: Subject, case: Case, pick: int) -> None:
     """x, memory and every weight but the bias of the keys get a gradient of their own shape that is not 0."""
-    largest = dict.fromkeys(counting(case), 0.0)
-    for attempt in range(TRIES):
-        cotangent = case.random(pick + attempt).standard_normal(case["x"].shape)
-        names = tuple(name for name, size in largest.items() if not size)
-        for name, gradient in layer.gradients(telling(case, pick + 16 * attempt), names, cotangent).items():
-            wanted = case[name].shape
-            expect(gradient is not None, "no gradient", f"{name} got no gradient, wanted one of shape {wanted}")
-            said = f"the gradient of {name} has shape {gradient.shape}, wanted {wanted}"
-            expect(gradient.shape == wanted, "shape", said)
-            largest[name] = np.abs(gradient).max()
-        if all(largest.values()):
-            break
-    for name, size in largest.items():
-        expect_different(size, 0.0, what=f"{name} gets a gradient")
+    expect_every_gradient(layer, case, pick, telling)
 
 
 @law(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from veriformer.case import Case
-from veriformer.expect import expect, expect_between, expect_different, expect_same
+from veriformer.expect import expect_between, expect_different, expect_same
 from veriformer.law import law
 from veriformer.oracle import shapes
 from veriformer.properties.attention_cases import PICKS
 from veriformer.properties.cotangents import graded
-from veriformer.properties.layer_changes import TRIES
+from veriformer.properties.layer_changes import expect_every_gradient
 from veriformer.properties.measured import expect_equal
 from veriformer.properties.universal_build import ID, B, W, real_tokens, seen
 from veriformer.properties.universal_cases import DEFAULT, LEAST, NOT_GLOBAL, universal_cases
@@ -19,7 +19,6 @@ from veriformer.properties.universal_changes import (
     FAR,
     LAYER,
     PLAIN,
-    counting,
     even_weights,
     silenced,
     telling,
@@ -97,20 +96,7 @@ def gradient_passes_through_all_steps(universal: Subject, case: Case, pick: int)
 )
 def gradient_reaches_every_weight(universal: Subject, case: Case, pick: int) -> None:
     """x, memory and every weight but the bias of the keys get a gradient of their own shape that is not 0."""
-    largest = dict.fromkeys(counting(case), 0.0)
-    for attempt in range(TRIES):
-        cotangent = case.random(pick + attempt).standard_normal(case["x"].shape)
-        names = tuple(name for name, size in largest.items() if not size)
-        for name, gradient in universal.gradients(telling(case, pick + 16 * attempt), names, cotangent).items():
-            wanted = case[name].shape
-            expect(gradient is not None, "no gradient", f"{name} got no gradient, wanted one of shape {wanted}")
-            said = f"the gradient of {name} has shape {gradient.shape}, wanted {wanted}"
-            expect(gradient.shape == wanted, "shape", said)
-            largest[name] = np.abs(gradient).max()
-        if all(largest.values()):
-            break
-    for name, size in largest.items():
-        expect_different(size, 0.0, what=f"{name} gets a gradient")
+    expect_every_gradient(universal, case, pick, telling)
 
 
 @law(

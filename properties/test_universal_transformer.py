@@ -8,7 +8,7 @@ from veriformer.case import Case
 from veriformer.expect import expect_close, expect_different
 from veriformer.law import law
 from veriformer.properties.attention_cases import PICKS
-from veriformer.properties.layer_changes import TRIES, nudged
+from veriformer.properties.layer_changes import TRIES, counting, nudged
 from veriformer.properties.measured import expect_equal, measure, measure_all
 from veriformer.properties.universal_build import ID, chain, real_tokens
 from veriformer.properties.universal_cases import DEFAULT, LEAST, universal_cases
@@ -16,7 +16,6 @@ from veriformer.properties.universal_changes import (
     EVEN,
     PLAIN,
     at_once,
-    counting,
     even_mean,
     even_weights,
     expect_all_equal,

@@ -9,7 +9,6 @@ import numpy as np
 from veriformer.case import Case
 from veriformer.expect import expect_close, expect_same
 from veriformer.law import Domain
-from veriformer.properties.cotangents import differentiable
 from veriformer.properties.layer_changes import drawn
 from veriformer.properties.measured import Measured, expect_equal, measure_all
 from veriformer.properties.transformer_changes import LAST, silent
@@ -41,11 +40,6 @@ def at_once(case: Case, domain: Domain) -> Case:
     """The case in which everybody halts at the first step, whatever bfloat16 makes of the threshold."""
     case = with_halting(case, SURE)
     return case.with_keywords(epsilon=0.3) if "epsilon" in domain.accepts else case
-
-
-def counting(case: Case) -> list[str]:
-    """Arrays that decide something: all but the bias of the keys, which adds one number to all scores."""
-    return [name for name in differentiable(case) if not name.endswith(".bk")]
 
 
 def telling(case: Case, pick: int) -> Case:

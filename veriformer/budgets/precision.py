@@ -123,10 +123,14 @@ class Precision:
         return self.u_mid if self.unfused else 0.0
 
     @cached_property
+    def _stores_probabilities(self) -> bool:
+        """Whether attention weights may be rounded to storage; where sums are held in no wider dtype, always."""
+        return self.rounds_probabilities or self.u_out <= self.u_acc
+
+    @cached_property
     def u_probability(self) -> float:
         """Unit roundoff of attention weights where they meet the values; 0 if they stay in a wider accumulator."""
-        rounds = self.rounds_probabilities or self.u_out <= self.u_acc
-        return max(self.u_out if rounds else 0.0, self.u_store)
+        return max(self.u_out if self._stores_probabilities else 0.0, self.u_store)
 
     @cached_property
     def u_statistics(self) -> float:
@@ -162,8 +166,7 @@ class Precision:
     @cached_property
     def eta_probability(self) -> float:
         """Absolute error of an attention weight by underflow."""
-        rounds = self.rounds_probabilities or self.u_out <= self.u_acc
-        return max(self.eta_mid, self.eta if rounds else 0.0)
+        return max(self.eta_mid, self.eta if self._stores_probabilities else 0.0)
 
     @cached_property
     def largest(self) -> float:
