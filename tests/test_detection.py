@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks" / "studies"))
 
 import detection
 import precision_rows

@@ -2,8 +2,8 @@
 
 Without weights there is no reference to derive a budget from. What is known is the unit roundoff u, how large the
 logits are, and how far apart the model's own evaluations lie that are equal by law and do not use what is judged.
-The constants are measured: `python benchmarks/opaque.py --table reports/opaque.md`, on random models of 2 and 16
-layers, with sharp attention and with sums split by shape among them.
+The constants are measured: `python benchmarks/studies/opaque.py --table reports/opaque.md`, on random models of 2
+and 16 layers, with sharp attention and with sums split by shape among them.
 """
 
 from __future__ import annotations

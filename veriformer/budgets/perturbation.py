@@ -6,7 +6,7 @@ tensors hold every version of themselves (`replicas`), a dispatch mode sees each
 backward (`rounding`), so that the reference is not touched, not even where kernels in use compute a
 softmax or a norm in another way (`roles`).
 
-Calibrated by `python benchmarks/calibrate.py --seeds 80 --first 5000 --table reports/calibration.md` on
+Calibrated by `python benchmarks/studies/calibrate.py --seeds 80 --first 5000 --table reports/calibration.md` on
 adversarial data: 17 280 results and gradients of correct 32 and 64-bit kernels need a factor of at most 2.9,
 and 11 735 in 16 bits one of 5.2, but for one, an unfused bfloat16 attention with scores so large that their
 rounding alone decides which key wins; the runs did not see it.

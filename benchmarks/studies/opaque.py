@@ -1,4 +1,6 @@
-"""How far logits lie apart that are equal by law: `python benchmarks/opaque.py --table FILE` measures and writes.
+"""How far logits lie apart that are equal by law.
+
+`python benchmarks/studies/opaque.py --table FILE` measures and writes.
 
 Correct decoder models with random weights, through their caches and without, and the same models with a planted
 mistake. From it come the constants of veriformer/budgets/opaque.py. Wants transformers beside the package.
@@ -155,8 +157,8 @@ def head(cases: int) -> list[str]:
     versions = [f"{m.__name__} {m.__version__}" for m in (torch, transformers, np)]
     return [
         "# How far equal logits of decoder models lie apart", "",
-        f"Written by `python benchmarks/opaque.py --cases {cases} --table reports/opaque.md`;",
-        "models of transformers with random weights, as in benchmarks/opaque_models.py, and the reference's own;",
+        f"Written by `python benchmarks/studies/opaque.py --cases {cases} --table reports/opaque.md`;",
+        "models of transformers with random weights, as in opaque_models.py beside it, and the reference's own;",
         f"Python {platform.python_version()}, {', '.join(versions)}, one thread of a CPU.", "",
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Many seeds on the implementations that come with the package: `python benchmarks/soak.py --seeds 1-20`.
+"""Many seeds on the implementations that come with the package: `python benchmarks/studies/soak.py --seeds 1-20`.
 
 Runs the searches of `--effort ci` (the pinned cases are the same for every seed) and prints accusations as they come,
 each with its seed, then counts per verdict. What the time did not reach is counted as not run. Exit code 1 for any

@@ -1,4 +1,4 @@
-"""The tables of `benchmarks/opaque.py`, and the constants that its measurements ask for."""
+"""The tables of `benchmarks/studies/opaque.py`, and the constants that its measurements ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of their perturbation budget correct implementations use: `python benchmarks/calibrate.py`.
+"""How much of their perturbation budget correct implementations use: `python benchmarks/studies/calibrate.py`.
 
 Each implementation runs forward and backward on adversarial data in every dtype, under the Precision it
 should declare. A line of the table is one quantity of one implementation in one dtype:
@@ -132,7 +132,7 @@ def main() -> None:
         lines.append(text)
     if given.table:
         about = "\n".join(line.removeprefix("    ") for line in __doc__.splitlines()[2:])
-        said = f"`python benchmarks/calibrate.py --seeds {given.seeds} --first {given.first} --table FILE`"
+        said = f"`python benchmarks/studies/calibrate.py --seeds {given.seeds} --first {given.first} --table FILE`"
         head = f"# How much of their perturbation budgets correct implementations use\n\nWritten by {said}.\n{about}"
         Path(given.table).write_text("\n".join([head, "```", *lines, "```", ""]), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What each statistic of precision detects: `python benchmarks/detection.py [FILE]` measures and writes tables.
+"""What each statistic of precision detects: `python benchmarks/studies/detection.py [FILE]` measures and writes tables.
 
 Every fault is tried with eight seeds. worst: the error exceeds the budget somewhere. rms: the root mean
 square of the errors exceeds what is typical. gain: the results are off by a common factor. A right
@@ -95,8 +95,8 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     text = [
         "# What worst, rms and gain detect", "",
-        f"Written by `python benchmarks/detection.py`. Of {SEEDS} seeds, in how many each statistic detects the",
-        f"kernel: worst > 1, rms > 1, |gain| > {GAIN_LIMIT:.0f} standard deviations.", "",
+        f"Written by `python benchmarks/studies/detection.py`. Of {SEEDS} seeds, in how many each statistic",
+        f"detects the kernel: worst > 1, rms > 1, |gain| > {GAIN_LIMIT:.0f} standard deviations.", "",
     ]  # fmt: skip
     missed: list[str] = []
     for title, lines in TABLES:

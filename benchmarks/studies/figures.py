@@ -1,4 +1,4 @@
-"""How fast the suite itself is: `python benchmarks/figures.py [FILE]` measures and writes a table.
+"""How fast the suite itself is: `python benchmarks/studies/figures.py [FILE]` measures and writes a table.
 
 Times are CPU or wall seconds of this machine at this moment; ratios are taken interleaved in one run.
 """
@@ -96,7 +96,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if len(sys.argv) > 1:
-        head = "# How fast the suite is\n\nWritten by `python benchmarks/figures.py reports/figures.md`.\n\n"
+        head = "# How fast the suite is\n\nWritten by `python benchmarks/studies/figures.py reports/figures.md`.\n\n"
         Path(sys.argv[1]).write_text(head + text, encoding="utf-8")
 
 

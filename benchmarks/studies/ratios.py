@@ -1,4 +1,4 @@
-"""How much of their error budgets correct implementations use: `python benchmarks/ratios.py [FILE]`.
+"""How much of their error budgets correct implementations use: `python benchmarks/studies/ratios.py [FILE]`.
 
 For each operation and dtype, quantiles of a case's worst ratio (error / budget; above 1 is an accusation),
 over the pinned and the drawn cases of the laws that compare with the reference, forward and gradients.
@@ -32,8 +32,9 @@ from veriformer.targets import Options
 LAWS = ("equals-the-reference", "gradient-equals-the-reference")
 HEAD = """# How much of the error budget correct implementations use
 
-Written by `python benchmarks/ratios.py reports/ratios.md`: worst ratio of each case, error divided by budget, over
-all implementations that come with the package, seed {seed}, at most {count} drawn cases an item. Above 1 a law accuses.
+Written by `python benchmarks/studies/ratios.py reports/ratios.md`: worst ratio of each case, error divided by
+budget, over all implementations that come with the package, seed {seed}, at most {count} drawn cases an item.
+Above 1 a law accuses.
 
 """
 

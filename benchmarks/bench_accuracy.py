@@ -1,0 +1,1 @@
+"""asv: how accurate results are, one class for each operation; less is better."""

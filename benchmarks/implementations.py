@@ -1,0 +1,224 @@
+"""The implementations that are timed, of whichever version of the package is installed.
+
+The names are today's; where an earlier version lacks one, or lacks an operation, Absent is raised, which asv shows
+as n/a. All that is asked of the package for calling is `veriformer.targets.load` and `veriformer.calling.arguments`
+(for models `veriformer.models.model_arguments`), which every version has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .workloads import Workload
+
+IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
+    "softmax": ("numpy:plain", "numpy:blocked", "torch:functional"),
+    "layer_norm": ("numpy:plain", "numpy:blocked", "numpy:rows", "torch:functional", "torch:rows"),
+    "attention": ("numpy:plain", "numpy:attention", "torch:default", "torch:math", "torch:flash"),
+    "cached_attention": ("numpy:attention", "torch:attention", "torch:in_place"),
+    "encoder_layer": ("numpy:transformer", "torch:layers", "torch:transformer", "torch:transformer_fast"),
+    "decoder_layer": ("numpy:transformer", "torch:layers", "torch:transformer", "torch:transformer_fast"),
+    "decoder_lm": (
+        "numpy:decoder_growing", "numpy:decoder_static", "numpy:decoder_rolling",
+        "torch:decoder_growing", "torch:decoder_static",
+    ),
+    "universal_transformer": ("numpy:universal", "torch:universal", "torch:universal_compacted"),
+    "cross_entropy": ("numpy:loss", "torch:loss", "torch:loss_gather", "torch:loss_fused"),
+    "adamw_step": (
+        "numpy:optimizer", "numpy:optimizer_folded", "numpy:optimizer_stored",
+        "torch:optimizer", "torch:optimizer_foreach", "torch:optimizer_fused", "torch:optimizer_flat",
+    ),
+}  # fmt: skip
+"""Who is timed at each operation."""
+LEFT_OUT = {
+    ("numpy:blocked", "attention"): "loops over blocks in Python: 0.3 s a call",
+    ("numpy:loss_streamed", "cross_entropy"): "loops over classes in Python",
+}
+"""Who is not, and why."""
+
+
+class Absent(NotImplementedError):
+    """This version of the package, or this implementation, has nothing to time here."""
+
+
+_LIMITS: list[Any] = []
+
+
+def one_thread() -> None:
+    """Keep NumPy's and torch's arithmetic on one thread from now on."""
+    import threadpoolctl
+    import torch
+
+    torch.set_num_threads(1)
+    _LIMITS.append(threadpoolctl.threadpool_limits(1))
+
+
+@lru_cache(maxsize=4)
+def _loaded(registered: str) -> dict[str, Any]:
+    """The implementations behind a registered name, by their own names."""
+    try:
+        from veriformer.targets import Options, load
+    except ImportError as error:
+        raise Absent(f"the package cannot be imported: {error}") from error
+    return {one.description.name: one for one in load(registered, Options())}
+
+
+def named(name: str, operation: str) -> Any:
+    """A loaded implementation of the package by its name, such as torch:default.
+
+    Raises Absent where this version of the package has none of this name, or one without the operation.
+    """
+    found = _loaded(name.partition(":")[0]).get(name)
+    if found is None or operation not in found.boundaries:
+        raise Absent(f"{name} has no {operation} in this version")
+    return found
+
+
+class Prepared:
+    """One implementation at one workload: calls on inputs of their own.
+
+    loaded: as `veriformer.targets.load` gives it. Raises Absent where it lacks the operation, the dtype, or a
+    way to its gradient.
+    """
+
+    def __init__(self, loaded: Any, workload: Workload, dtype: str = "") -> None:
+        self.workload, self.dtype = workload, dtype or workload.dtype
+        self.name, operation = loaded.description.name, workload.operation
+        if operation not in loaded.boundaries:
+            raise Absent(f"{self.name} has no {operation}")
+        self.boundary = loaded.boundaries[operation]
+        self.framework, self.capabilities = self.boundary.framework, self.boundary.capabilities
+        self.vjp: Any = getattr(self.boundary, "vjp", None)
+        self._refuse_what_it_lacks(loaded.description)
+
+    def _refuse_what_it_lacks(self, description: Any) -> None:
+        declared = self.capabilities.dtypes or description.default_dtypes
+        if self.dtype not in declared:
+            raise Absent(f"{self.name} has no {self.dtype}")
+        if self.needs_gradient and not getattr(self.capabilities, "gradients", True):
+            raise Absent(f"{self.name} has no gradients")
+        if self.needs_gradient and self.vjp is None and self.framework.name == "numpy":
+            raise Absent(f"{self.name} has no {self.workload.operation}_vjp")
+        lacking = [word for word in self.case(0).keywords if word not in self._words()]
+        if lacking:
+            raise Absent(f"{self.name} does not take {lacking[0]}")
+
+    def _words(self) -> set[str]:
+        table = self.case(0).table
+        return {*self.boundary.plan.keywords, *table.scalars}
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether a call includes a gradient."""
+        return self.workload.direction in ("backward", "training")
+
+    def case(self, number: int) -> Any:
+        """The inputs of a number as the package's own record of a call, rounded to the dtype."""
+        from veriformer.case import Case
+
+        found = Case(self.workload.operation, self.workload.arrays(number), self.workload.keywords, self.dtype)
+        if self.workload.prompt:
+            return found.with_arrays(tokens=found["tokens"][:, : self.workload.prompt])
+        return found
+
+    def cotangent(self, number: int, shape: tuple[int, ...]) -> np.ndarray:
+        """What the gradient's result is multiplied with."""
+        return np.random.default_rng([number, 1]).standard_normal(shape)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the arrays whose gradients are asked for."""
+        case = self.case(0)
+        return tuple(name for name in case.arrays if case.table.kind(name) == "float")
+
+    def fresh(self, number: int) -> Callable[[], Any]:
+        """A call on fresh arrays with the inputs of a number; building them is not part of it."""
+        if self.workload.prompt:
+            return self._generation(number)
+        case = self.case(number)
+        positional, named, natives = self._arguments(case)
+        function = self.boundary.function
+        if getattr(self.boundary.plan, "factory", False):
+            with self.framework.seeded():
+                function, positional = function(positional[-1], **named), positional[:-1]
+            named = {}
+        forward = lambda: function(*positional, **named)  # noqa: E731
+        if not self.needs_gradient:
+            return forward
+        if self.vjp is not None:
+            return self._with_vjp(forward, number, positional, named)
+        return self._with_autograd(forward, number, natives)
+
+    def _arguments(self, case: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        from veriformer.boundary import Request
+        from veriformer.calling import arguments
+
+        request = Request(case.arrays, case.keywords, case.dtype)
+        return arguments(self.boundary.plan, self.capabilities, self.framework, request)
+
+    def _with_vjp(
+        self, forward: Callable[[], Any], number: int, positional: list[Any], named: dict[str, Any]
+    ) -> Callable[[], Any]:
+        out = np.asarray(self.results(forward())[0])
+        cotangent = self.framework.native(self.cotangent(number, out.shape), self.dtype)
+        vjp = self.vjp
+        if self.workload.direction == "backward":
+            return lambda: vjp(cotangent, *positional, **named)
+        return lambda: (forward(), vjp(cotangent, *positional, **named))[1]
+
+    def _with_autograd(self, forward: Callable[[], Any], number: int, natives: dict[str, Any]) -> Callable[[], Any]:
+        inputs = {name: natives[name] for name in self.inputs}
+        for native in inputs.values():
+            native.requires_grad_(True)
+        gradients, ready = self.framework.gradients, self.results(forward())
+        cotangent = self.framework.native(self.cotangent(number, tuple(ready[0].shape)), self.dtype)
+        cotangents = [cotangent, *[None] * (len(ready) - 1)]
+        if self.workload.direction == "backward":
+            return lambda: gradients(ready, cotangents, inputs)
+        return lambda: gradients(self.results(forward()), cotangents, inputs)
+
+    def results(self, returned: Any) -> list[Any]:
+        """The operation's results among what a function returned."""
+        pick = self.boundary.plan.pick
+        if pick is not None:
+            return [returned[place] for place in pick]
+        return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+    def _generation(self, number: int) -> Callable[[], Any]:
+        """Greedy generation by a model made of the weights: tokens[1,length], and the logits that chose them."""
+        from veriformer.boundary import Request
+        from veriformer.models import model_arguments
+
+        case, work = self.case(number), self.workload
+        request, facts = Request(case.arrays, case.keywords, case.dtype), self.boundary.facts
+        positional, named, _ = model_arguments(self.boundary.plan, self.capabilities, self.framework, request, facts)
+        with self.framework.seeded():
+            model = self.framework.in_eval(self.boundary.function(*positional, **named))
+        prompt = case["tokens"]
+        extended = self._one_by_one if work.direction == "generation" else self._anew
+        return lambda: extended(model, prompt, work.length)
+
+    def _one_by_one(self, model: Any, tokens: np.ndarray, length: int) -> tuple[np.ndarray, list[Any]]:
+        given, cache = tokens, None
+        scores: list[Any] = []
+        while tokens.shape[1] < length:
+            logits, cache = model.step(self.framework.native(given, self.dtype), cache)
+            given = self._likeliest(logits, scores)
+            tokens = np.concatenate([tokens, given], axis=1)
+        return tokens, scores
+
+    def _anew(self, model: Any, tokens: np.ndarray, length: int) -> tuple[np.ndarray, list[Any]]:
+        scores: list[Any] = []
+        while tokens.shape[1] < length:
+            given = self._likeliest(model.full(self.framework.native(tokens, self.dtype)), scores)
+            tokens = np.concatenate([tokens, given], axis=1)
+        return tokens, scores
+
+    @staticmethod
+    def _likeliest(logits: Any, scores: list[Any]) -> np.ndarray:
+        scores.append(logits[:, -1])
+        return np.asarray(logits[:, -1].argmax(-1)).reshape(-1, 1).astype(np.int64)
