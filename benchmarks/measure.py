@@ -8,12 +8,11 @@ between NUMBERS; results are judged before, and afterwards those of one call in 
 from __future__ import annotations
 
 import gc
-import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from .implementations import Prepared
 from .judging import Accuracy, accuracy
@@ -25,7 +24,7 @@ NUMBERS = (0, 1, 2)
 """Inputs that calls alternate between."""
 SAMPLE = 0.002
 """Seconds that one sample lasts at least, as far as MOST calls reach."""
-MOST = 16
+MOST = 128
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,34 @@ class Cost:
     cost: float
     seconds: float
     accuracy: Accuracy
+
+
+class Source(Protocol):
+    """Where calls come from: `Prepared`, or the yardstick."""
+
+    def fresh(self, number: int, /) -> Callable[[], Any]:
+        """A call on inputs of its own."""
+
+
+class Yardstick:
+    """The yardstick as a source of calls; its inputs are always the same."""
+
+    def fresh(self, number: int, /) -> Callable[[], Any]:
+        """The yardstick."""
+        return yardstick
+
+
+@dataclass
+class Pairs:
+    """What was taken of two sources in turn.
+
+    ratios: time of a call of the one by that of a call of the other, one for each pair. seconds: CPU seconds of a
+    call of each. kept: (number, result) of each, from a pair in the middle and from the last.
+    """
+
+    ratios: list[float] = field(default_factory=list)
+    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    kept: tuple[list[tuple[int, Any]], list[tuple[int, Any]]] = field(default_factory=lambda: ([], []))
 
 
 def judged(prepared: Prepared, number: int) -> Accuracy:
@@ -48,32 +75,33 @@ def cost_of(prepared: Prepared, pairs: int = PAIRS) -> Cost:
     Raises judging.Wrong where a result before, in between or after is wrong.
     """
     found = [judged(prepared, number) for number in NUMBERS[:2]]
-    once, unit = elapsed([prepared.fresh(0)]), min(elapsed([yardstick]) for _ in range(5))
-    count = max(1, min(MOST, math.ceil(SAMPLE / max(once, 1e-7))))
-    units = max(4, round(count * once / unit))
-    kept: dict[int, tuple[int, Any]] = {}
-    ratios, times = [], []
-    for turn in range(pairs):
-        number = NUMBERS[turn % len(NUMBERS)]
-        mine, other, returned = one_pair([prepared.fresh(number) for _ in range(count)], units, bool(turn % 2))
-        ratios.append(mine / count / (other / units))
-        times.append(mine / count)
-        if turn in (pairs // 2, pairs - 1):
-            kept[turn] = number, returned
-    found += [accuracy(prepared, number, returned) for number, returned in kept.values()]
+    taken = in_turn(prepared, Yardstick(), pairs)
+    found += [accuracy(prepared, number, returned) for number, returned in taken.kept[0]]
     worst = Accuracy(max(a.ratio for a in found), max(a.lost_bits for a in found))
-    return Cost(statistics.median(ratios), statistics.median(times), worst)
+    return Cost(statistics.median(taken.ratios), statistics.median(taken.seconds[0]), worst)
 
 
-def one_pair(calls: list[Callable[[], Any]], units: int, last: bool) -> tuple[float, float, Any]:
-    """CPU seconds of calls and of so many yardsticks, whichever first, and what the last call returned.
+def in_turn(one: Source, other: Source, pairs: int = PAIRS) -> Pairs:
+    """Calls of two sources in turn, each pair the other way round than the one before it.
 
-    There are as many yardsticks as take as long as the calls: where a machine's host takes time away in bursts,
-    a shorter sample would be spared more often than a longer one.
+    A sample is as many calls as last SAMPLE together, of either source about as long: where a machine's host takes
+    time away in bursts, a shorter sample would be spared more often than a longer one.
     """
-    other = elapsed([yardstick] * units) if last else 0.0
-    mine, returned = timed(calls)
-    return mine, other if last else elapsed([yardstick] * units), returned
+    sources, found = (one, other), Pairs()
+    once = [min(elapsed([source.fresh(0)]) for _ in range(3)) for source in sources]
+    longest = max(SAMPLE, *once)
+    counts = [max(1, min(MOST, round(longest / max(seconds, 1e-7)))) for seconds in once]
+    for turn in range(pairs):
+        number, each = NUMBERS[turn % len(NUMBERS)], [0.0, 0.0]
+        for side in (0, 1) if turn % 2 else (1, 0):
+            calls = [sources[side].fresh(number) for _ in range(counts[side])]
+            seconds, returned = timed(calls)
+            each[side] = seconds / counts[side]
+            found.seconds[side].append(each[side])
+            if turn in (pairs // 2, pairs - 1):
+                found.kept[side].append((number, returned))
+        found.ratios.append(each[0] / each[1])
+    return found
 
 
 def timed(calls: list[Callable[[], Any]]) -> tuple[float, Any]:

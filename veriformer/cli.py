@@ -1,4 +1,4 @@
-"""The command line: `veriformer check | laws | list | replay | demo`."""
+"""The command line: `veriformer check | laws | list | replay | demo | bench | history`."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("--output", default=FOLDER, metavar="DIR", help="where the failure was written")
     replay.set_defaults(run=run_replay)
     add_demo(commands)
+    add_bench(commands)
+    add_history(commands)
     return parser
 
 
@@ -115,6 +117,34 @@ def add_demo(commands: Any) -> None:
         "--output", default=f"{FOLDER}/demo", metavar="DIR", help=f"where pictures go (default {FOLDER}/demo)"
     )
     demo.set_defaults(run=run_demo)
+
+
+def add_bench(commands: Any) -> None:
+    """The options of `veriformer bench`."""
+    bench = commands.add_parser("bench", help="how fast an implementation is beside others, if it is right")
+    add = bench.add_argument
+    add("targets", nargs="+", metavar="TARGET", help="as for check")
+    add("--workload", action="append", default=[], metavar="ID", help="only these workloads")
+    add("--declare", action="append", default=[], metavar="KEY=VALUE", help="a capability, see `veriformer list`")
+    add("--accepts", action="append", metavar="WORDS", help="keywords a function without a signature takes, or none")
+    add("--returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds, e.g. out,lse")
+    add("--framework", default="", help="numpy or torch; else seen from the function's module")
+    add(
+        "--output", default=f"{FOLDER}/bench", metavar="DIR", help=f"where picture and JSON go (default {FOLDER}/bench)"
+    )
+    bench.set_defaults(run=run_bench)
+
+
+def add_history(commands: Any) -> None:
+    """The options of `veriformer history`."""
+    history = commands.add_parser("history", help="performance and accuracy of this repository's commits")
+    add = history.add_argument
+    add("--record", nargs="?", const="HEAD^!", metavar="RANGE", help="measure these commits first (default: the last)")
+    add("--quick", action="store_true", help="with --record: only a part of the workloads")
+    add("--branch", default="", metavar="NAME", help="whose commits (default: the branch that is checked out)")
+    add("--asv", action="store_true", help="asv's own pages, made to work offline, instead")
+    add("--no-open", action="store_true", help="open nothing")
+    history.set_defaults(run=run_history)
 
 
 def run_check(given: argparse.Namespace) -> int:
@@ -220,6 +250,20 @@ def run_replay(given: argparse.Namespace) -> int:
         tail = nearest(given.id, known) if known else f"; {given.output} holds no failures"
         raise UsageError(f"no failure {given.id!r}{tail}")
     return replay(json.loads(found[0].read_text(encoding="utf-8")), found[0])
+
+
+def run_bench(given: argparse.Namespace) -> int:
+    """Time the targets beside installed baselines: 0, or 1 where one is wrong and was not timed."""
+    from veriformer.timing.bench import show_bench
+
+    return show_bench(given.targets, options_of(given), words(given.workload), given.output)
+
+
+def run_history(given: argparse.Namespace) -> int:
+    """Write and open the report on past commits, or asv's pages."""
+    from veriformer.history.command import show_history
+
+    return show_history(given)
 
 
 def run_demo(given: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""How fast an implementation is beside others, as a fraction of what the machine could do."""
