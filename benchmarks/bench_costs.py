@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .implementations import IMPLEMENTATIONS, Prepared, named, one_thread
+from .implementations import IMPLEMENTATIONS, Prepared, named, one_thread, preload
 from .measure import bytes_of, cost_of
 from .workloads import WORKLOADS, Workload
 
@@ -70,6 +70,7 @@ def _made(base: type, prefix: str, workload: Workload) -> type:
     return type(name, (base,), {**known, "__module__": __name__, "__doc__": workload.sizes})
 
 
+preload()
 for _one in WORKLOADS:
     for _made_class in (_made(_Costs, "", _one), _made(_Times, "Time", _one)):
         globals()[_made_class.__name__] = _made_class

@@ -8,6 +8,7 @@ as n/a. All that is asked of the package for calling is `veriformer.targets.load
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -65,6 +66,15 @@ def _loaded(registered: str) -> dict[str, Any]:
     except ImportError as error:
         raise Absent(f"the package cannot be imported: {error}") from error
     return {one.description.name: one for one in load(registered, Options())}
+
+
+def preload() -> None:
+    """Import what every cell needs, in the process that asv's cells begin as copies of; else each takes seconds."""
+    with suppress(Exception):  # whoever lacks something is told when it is asked for
+        from veriformer import oracle  # noqa: F401
+
+        for registered in ("numpy", "torch"):
+            _loaded(registered)
 
 
 def named(name: str, operation: str) -> Any:
