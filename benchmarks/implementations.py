@@ -51,10 +51,14 @@ _LIMITS: list[Any] = []
 
 def one_thread() -> None:
     """Keep NumPy's and torch's arithmetic on one thread from now on."""
-    import threadpoolctl
-    import torch
+    import importlib.util
 
-    torch.set_num_threads(1)
+    import threadpoolctl
+
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
     _LIMITS.append(threadpoolctl.threadpool_limits(1))
 
 

@@ -63,7 +63,7 @@ def _forward(prepared: Prepared, number: int, returned: Any) -> list[Pair]:
 
     case = prepared.case(number)
     bounds = _kept(prepared, number, lambda: oracle.bounds(case, prepared.capabilities, _precision(prepared)))
-    return _read(prepared, prepared.results(returned), [str(i) for i in range(len(bounds))], bounds)
+    return _read(prepared, prepared.results(returned), [f"result {i}" for i in range(len(bounds))], bounds)
 
 
 def _gradients(prepared: Prepared, number: int, returned: Any) -> list[Pair]:
