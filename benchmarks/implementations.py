@@ -107,6 +107,7 @@ class Prepared:
         self.boundary = loaded.boundaries[operation]
         self.framework, self.capabilities = self.boundary.framework, self.boundary.capabilities
         self.vjp: Any = getattr(self.boundary, "vjp", None)
+        self._cases: dict[int, Any] = {}
         self._refuse_what_it_lacks(loaded.description)
 
     def _refuse_what_it_lacks(self, description: Any) -> None:
@@ -131,7 +132,12 @@ class Prepared:
         return self.workload.direction in ("backward", "training")
 
     def case(self, number: int) -> Any:
-        """The inputs of a number as the package's own record of a call, rounded to the dtype."""
+        """The inputs of a number as the package's own record of a call, rounded to the dtype; made once, read-only."""
+        if number not in self._cases:
+            self._cases[number] = self._case(number)
+        return self._cases[number]
+
+    def _case(self, number: int) -> Any:
         from veriformer.case import Case
 
         found = Case(self.workload.operation, self.workload.arrays(number), self.workload.keywords, self.dtype)

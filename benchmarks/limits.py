@@ -1,7 +1,7 @@
 """What the machine could do at best: memory bandwidth by footprint, and arithmetic in a product of matrices.
 
 Taken in the same run as what is held against it, on one thread, in CPU time (call `implementations.one_thread` before).
-Caches make bandwidth a matter of the footprint (a factor of four to ten from 256 KiB to 256 MiB), hence it is measured at
+Caches make bandwidth a matter of the footprint (by a factor of four to ten), hence it is measured at
 TIERS and interpolated. The model is the roofline's (Williams et al. 2009): no call takes less than its arithmetic at
 the peak, nor less than its bytes at the bandwidth.
 """

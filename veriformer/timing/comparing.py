@@ -1,0 +1,170 @@
+"""A workload's comparison: who is right is timed, in turn with the target, and held against the machine's limit."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from veriformer.benchmarks.implementations import Absent, Prepared
+from veriformer.benchmarks.judging import Wrong
+from veriformer.benchmarks.limits import Limits, limit_of
+from veriformer.benchmarks.measure import PAIRS, SAMPLE, Pairs, Source, Yardstick, bytes_of, elapsed, in_turn
+from veriformer.benchmarks.workloads import Workload
+from veriformer.boundary import describe_error
+from veriformer.timing.entrants import Target, baseline, baselines, checked, prepared, right
+
+FEWEST = 11
+SECONDS = 1.5
+"""Seconds that the pairs of two implementations take together, as far as FEWEST pairs allow."""
+
+
+@dataclass
+class Entrant:
+    """Someone at a workload.
+
+    worst: of the error budget. words: how the user named the target; empty for a baseline. seconds: of a call, in
+    each sample. ratios: that by the first target's.
+    """
+
+    ready: Prepared
+    worst: float
+    words: str = ""
+    seconds: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table.
+
+    seconds: CPU time of a call, median. ratio: that by the first target's, median over pairs taken in turn; spread:
+    its quartiles. bytes: allocated by a call. fraction: of the machine's limit, at most about 1. worst: of the error
+    budget, NaN where nothing is determined.
+    """
+
+    name: str
+    target: bool
+    seconds: float
+    ratio: float
+    spread: tuple[float, float]
+    bytes: int
+    fraction: float
+    worst: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Someone who is wrong and not timed. words: how the user named the target; empty for a baseline."""
+
+    name: str
+    reason: str
+    words: str = ""
+
+
+@dataclass
+class Comparison:
+    """What came of a workload. limit: seconds. entries: fastest first. absent: who cannot do it, and why."""
+
+    workload: Workload
+    limit: float
+    entries: list[Entry] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a target is wrong."""
+        return any(one.words for one in self.refused)
+
+
+def compare(
+    workload: Workload, targets: Sequence[Target], limits: Limits, most: int = PAIRS, others: bool = True
+) -> Comparison:
+    """Targets beside baselines (others: whether there are any) at one workload; at most so many pairs of each."""
+    found = Comparison(workload, limit_of(workload, limits))
+    mine = [one for one in targets if workload.operation in one.loaded.boundaries]
+    ours = _admitted(found, [(partial(prepared, one.loaded, workload), one.words) for one in mine])
+    if ours:
+        names = baselines(workload, [one.name for one in mine]) if others else []
+        theirs = _admitted(found, [(partial(baseline, name, workload), "") for name in names])
+        _time(found, ours[0], [*ours[1:], *theirs], most)
+        _fill(found, ours[0], [*ours, *theirs])
+    return found
+
+
+def _admitted(found: Comparison, makers: Sequence[tuple[Callable[[], Prepared], str]]) -> list[Entrant]:
+    """Whoever can do the workload and is right; the comparison says why the others are not among them."""
+    entrants = []
+    for make, words in makers:
+        try:
+            ready = make()
+        except Absent as absent:
+            found.absent.append(str(absent))
+            continue
+        try:
+            entrants.append(Entrant(ready, checked(ready).ratio, words))
+        except Wrong as wrong:
+            found.refused.append(Refusal(ready.name, str(wrong), words))
+    return entrants
+
+
+def _time(found: Comparison, first: Entrant, others: Sequence[Entrant], most: int) -> None:
+    """Time each of the others in turn with the first; the first alone in turn with the yardstick."""
+    if not others:
+        taken = _taken(found, first, Yardstick(), first, most)
+        _keep(found, first, taken, 0)
+    for other in others:
+        taken = _taken(found, other, first.ready, other if other.words else first, most)
+        other.ratios = taken.ratios if taken else []
+        _keep(found, other, taken, 0)
+        _keep(found, first, taken, 1)
+
+
+def _taken(found: Comparison, one: Entrant, other: Source, suspect: Entrant, most: int) -> Pairs | None:
+    """Calls in turn, as many pairs as there is time for; None where one raises: then the suspect is refused."""
+    try:
+        once = max(SAMPLE, *(elapsed([source.fresh(0)]) for source in (one.ready, other)))
+        return in_turn(one.ready, other, min(most, max(FEWEST, round(SECONDS / (2 * once)))))
+    except Exception as error:
+        _refuse(found, suspect, f"{suspect.ready.name} raised {describe_error(error)} while it was timed")
+        return None
+
+
+def _keep(found: Comparison, entrant: Entrant, taken: Pairs | None, side: int) -> None:
+    """Keep one side's seconds, and judge the results that were kept of it."""
+    if taken is None:
+        return
+    entrant.seconds += taken.seconds[side]
+    try:
+        later = [right(entrant.ready, number, returned).ratio for number, returned in taken.kept[side]]
+    except Wrong as wrong:
+        _refuse(found, entrant, f"{wrong}, in a later call")
+        return
+    entrant.worst = max(entrant.worst, *later)
+
+
+def _refuse(found: Comparison, entrant: Entrant, reason: str) -> None:
+    if entrant.ready.name not in [one.name for one in found.refused]:
+        found.refused.append(Refusal(entrant.ready.name, reason, entrant.words))
+
+
+def _fill(found: Comparison, first: Entrant, entrants: Sequence[Entrant]) -> None:
+    """The rows, fastest first: of who was timed and never found wrong; ratios need the first among them."""
+    out = {one.name for one in found.refused}
+    if first.ready.name not in out:
+        rows = [_entry(found, one) for one in entrants if one.seconds and one.ready.name not in out]
+        found.entries = sorted(rows, key=lambda row: row.seconds)
+
+
+def _entry(found: Comparison, one: Entrant) -> Entry:
+    """The row of someone; the first, who has no ratios, is 1 to itself."""
+    ratios = one.ratios or [1.0, 1.0]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    seconds = statistics.median(one.seconds)
+    return Entry(
+        one.ready.name, bool(one.words), seconds, statistics.median(ratios), (low, high), bytes_of(one.ready),
+        found.limit / seconds, one.worst, len(one.seconds),
+    )  # fmt: skip
