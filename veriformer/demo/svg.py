@@ -85,11 +85,14 @@ class Axes:
     y: tuple[float, float]
     log: bool = False
     """The y axis is logarithmic."""
+    log_x: bool = False
+    """The x axis is logarithmic."""
     legend: list[tuple[str, str]] = field(default_factory=list)
 
     def place(self, x: float, y: float) -> Point:
         """The pixel of a point; what lies outside the axes is moved to their edge."""
-        return self.left + self._share(x, *self.x) * self.width, self.top + (1 - self._height(y)) * self.height
+        across, upward = self._share(x, *self.x, self.log_x), self._share(y, *self.y, self.log)
+        return self.left + across * self.width, self.top + (1 - upward) * self.height
 
     def frame(self, title: str, across: str, upward: str, *, ticks: tuple[Sequence[float], Sequence[float]]) -> None:
         """Title, grid, ticks and the two labels."""
@@ -114,14 +117,10 @@ class Axes:
         if found:
             self.picture.curve(found, stroke=stroke, **more)
 
-    def _height(self, y: float) -> float:
-        if not self.log:
-            return self._share(y, *self.y)
-        low, high = map(math.log10, self.y)
-        return self._share(math.log10(max(y, self.y[0])), low, high)
-
     @staticmethod
-    def _share(value: float, low: float, high: float) -> float:
+    def _share(value: float, low: float, high: float, log: bool) -> float:
+        if log:
+            value, low, high = (math.log10(max(number, low)) for number in (value, low, high))
         return min(1.0, max(0.0, (value - low) / (high - low)))
 
 

@@ -39,9 +39,10 @@ class Entrant:
 class Entry:
     """A row of the table.
 
-    seconds: CPU time of a call, median. ratio: that by the first target's, median over pairs taken in turn; spread:
-    its quartiles. bytes: allocated by a call. fraction: of the machine's limit, at most about 1. worst: of the error
-    budget, NaN where nothing is determined.
+    ratio: CPU time of a call by that of the first target's, median over pairs taken in turn; spread: its quartiles.
+    seconds: of a call, the first target's median times the ratio, so that rows compare though the machine's pace
+    changes in between; sampled: the median of its own samples. bytes: allocated by a call. fraction: of the machine's
+    limit, the limit by the seconds. worst: of the error budget, NaN where nothing is determined.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Entry:
     bytes: int
     fraction: float
     worst: float
+    sampled: float
     pairs: int
 
 
@@ -155,16 +157,15 @@ def _fill(found: Comparison, first: Entrant, entrants: Sequence[Entrant]) -> Non
     """The rows, fastest first: of who was timed and never found wrong; ratios need the first among them."""
     out = {one.name for one in found.refused}
     if first.ready.name not in out:
-        rows = [_entry(found, one) for one in entrants if one.seconds and one.ready.name not in out]
+        unit = statistics.median(first.seconds)
+        rows = [_entry(found, one, unit) for one in entrants if one.seconds and one.ready.name not in out]
         found.entries = sorted(rows, key=lambda row: row.seconds)
 
 
-def _entry(found: Comparison, one: Entrant) -> Entry:
-    """The row of someone; the first, who has no ratios, is 1 to itself."""
-    ratios = one.ratios or [1.0, 1.0]
-    low, _, high = statistics.quantiles(ratios, n=4)
-    seconds = statistics.median(one.seconds)
+def _entry(found: Comparison, one: Entrant, unit: float) -> Entry:
+    """The row of someone; the first, who has no ratios, is 1 to itself. unit: seconds of a call of the first."""
+    low, ratio, high = statistics.quantiles(one.ratios or [1.0, 1.0], n=4)
     return Entry(
-        one.ready.name, bool(one.words), seconds, statistics.median(ratios), (low, high), bytes_of(one.ready),
-        found.limit / seconds, one.worst, len(one.seconds),
+        one.ready.name, bool(one.words), ratio * unit, ratio, (low, high), bytes_of(one.ready),
+        found.limit / (ratio * unit), one.worst, statistics.median(one.seconds), len(one.seconds),
     )  # fmt: skip

@@ -129,3 +129,16 @@ def right(one: Prepared, number: int, returned: object) -> Accuracy:
         raise
     except Exception as error:
         raise Wrong(f"{one.name}: what it returned cannot be judged: {describe_error(error)}") from error
+
+
+def doable(workloads: Sequence[Workload], targets: Sequence[Target]) -> None:
+    """Raise UsageError, with the reasons, where no target can do any of the workloads."""
+    reasons: list[str] = []
+    for workload in workloads:
+        for one in targets:
+            try:
+                prepared(one.loaded, workload)
+                return
+            except Absent as absent:
+                reasons.append(f"{absent} ({workload.id})")
+    raise UsageError(f"nothing to time: {'; '.join(dict.fromkeys(reasons))}")
