@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from veriformer.running import Item, Row
+    from veriformer.timing.entrants import Target
 
 PROPERTIES = (Path(__file__).parent / "properties").resolve()
+BENCHMARKS = (Path(__file__).parent / "benchmarks").resolve()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,6 +92,18 @@ class _Given:
 STATE = pytest.StashKey[State]()
 
 
+def targets_in_process(config: pytest.Config) -> list[Target]:
+    """The targets of a run, loaded in this process, for the suite that times them; none where none is named.
+
+    Raises UsageError where a target, capability or option cannot be used.
+    """
+    from veriformer.cli import options_of
+    from veriformer.timing.entrants import opened
+
+    targets = config.getoption("--veriformer", [])
+    return opened(targets, options_of(_Given(config))) if targets else []
+
+
 def state_of(config: pytest.Config) -> State:
     """The run's state, made when the first law or target needs it.
 
@@ -143,13 +157,24 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Law files are collected whatever python_files says (where it admits them, pytest does it)."""
-    if not file_path.name.startswith("test_") or file_path.suffix != ".py" or file_path.parent.resolve() != PROPERTIES:
+    """Law files, and the suite that times, are collected whatever python_files says (what it admits, pytest does)."""
+    if not file_path.name.startswith("test_") or file_path.suffix != ".py":
+        return None
+    if file_path.parent.resolve() not in (PROPERTIES, BENCHMARKS / "speed"):
         return None
     patterns = parent.config.getini("python_files")
     if any(file_path.match(pattern) for pattern in patterns):
         return None
     return pytest.Module.from_parent(parent, path=file_path)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Of the benchmarks only the suite that times is collected, whatever python_files says."""
+    if BENCHMARKS.name not in collection_path.parts:
+        return None
+    path, speed = collection_path.resolve(), BENCHMARKS / "speed"
+    outside = BENCHMARKS in path.parents and path != speed and path.parent != speed
+    return True if outside and path.name != "__init__.py" else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,28 +1,119 @@
-"""pytest-benchmark: how fast implementations are here and now, a table for each workload."""
+"""pytest-benchmark: how fast implementations are here and now, a table for each workload.
+
+    pytest --pyargs veriformer.benchmarks --veriformer attention=mylib.ops:sdpa
+
+shows the targets beside the installed baselines, at the workloads of operations that the targets have; without
+--veriformer it is our own implementations. Whoever fails the check of a workload fails its test and is not timed.
+Where pytest-benchmark is switched off (-p no:benchmark, --benchmark-disable, pytest -n) results are still checked.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import time
+from collections.abc import Iterator
+from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 import pytest
 
-from veriformer.benchmarks.implementations import IMPLEMENTATIONS, Absent, Prepared, named, one_thread
-from veriformer.benchmarks.measure import judged
+from veriformer.benchmarks.implementations import Absent, one_thread
+from veriformer.benchmarks.judging import KEPT, Wrong
+from veriformer.benchmarks.limits import Limits, limit_of, measured
+from veriformer.benchmarks.measure import NUMBERS, elapsed
 from veriformer.benchmarks.workloads import WORKLOADS, Workload
+from veriformer.calling import UsageError
+from veriformer.plugin import targets_in_process
+from veriformer.report.record import number
+from veriformer.timing.entrants import Target, baseline, baselines, checked, prepared, right, workloads_of
 
-CELLS = [(workload, name) for workload in WORKLOADS for name in IMPLEMENTATIONS[workload.operation]]
+SECONDS, FEWEST, MOST, WARM = 0.5, 11, 101, 3
+"""Seconds that the rounds of a test take together, as far as the fewest and most rounds allow; rounds to warm up."""
 
 
-@pytest.mark.benchmark(timer=time.process_time)
-@pytest.mark.parametrize(("workload", "name"), CELLS, ids=[f"{workload.id}-{name}" for workload, name in CELLS])
-def test_speed(workload: Workload, name: str, benchmark: Any) -> None:
-    """CPU time of a call, on fresh inputs every round; its result must be right."""
-    one_thread()
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each workload and implementation: targets first, then the installed baselines."""
+    plugin = metafunc.config.pluginmanager.hasplugin("benchmark")
+    if not plugin and not importlib.util.find_spec("pytest_benchmark"):
+        raise pytest.Collector.CollectError("pytest-benchmark is not installed: pip install veriformer[bench]")
     try:
-        prepared = Prepared(named(name, workload.operation), workload)
+        targets = targets_in_process(metafunc.config)
+        workloads = workloads_of(targets) if targets else WORKLOADS
+    except UsageError as error:
+        raise pytest.Collector.CollectError(f"veriformer: {error}") from None
+    found = []
+    for workload in workloads:
+        marks = [pytest.mark.benchmark(group=workload.id, timer=time.process_time, disable_gc=True)] if plugin else []
+        for name, make in entrants(workload, targets):
+            found.append(pytest.param(workload, make, id=f"{workload.id}-{name}", marks=marks))
+    metafunc.parametrize(("workload", "make"), found)
+
+
+def entrants(workload: Workload, targets: list[Target]) -> Iterator[tuple[str, Any]]:
+    """Names, and functions that make the implementations ready for a workload."""
+    mine = [one for one in targets if workload.operation in one.loaded.boundaries]
+    for one in mine:
+        yield one.name, partial(prepared, one.loaded, workload)
+    for name in baselines(workload, [one.name for one in mine]):
+        yield name, partial(baseline, name, workload)
+
+
+@pytest.fixture
+def benchmark(request: pytest.FixtureRequest) -> Any:
+    """pytest-benchmark's own, or None where it is switched off."""
+    there = request.config.pluginmanager.hasplugin("benchmark")
+    return request.getfixturevalue("benchmark") if there else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone() -> Iterator[None]:
+    """One thread from now on; what was kept for judging goes in the end."""
+    one_thread()
+    yield
+    shutil.rmtree(KEPT, ignore_errors=True)
+
+
+@cache
+def limits() -> Limits:
+    """The machine's, measured once."""
+    return measured(sorted({one.dtype for one in WORKLOADS}))
+
+
+def test_speed(workload: Workload, make: Any, benchmark: Any) -> None:
+    """CPU time of a call, on fresh inputs every round; results before, and the last one, must be right."""
+    try:
+        one = make()
     except Absent as absent:
         pytest.skip(str(absent))
-    judged(prepared, 0)
-    benchmark.group = workload.id
-    benchmark.pedantic(lambda call: call(), setup=lambda: ((prepared.fresh(0),), {}), rounds=5, iterations=1)
+    try:
+        worst = checked(one).ratio
+        if benchmark is None or benchmark.disabled:
+            return
+        worst = max(worst, timed(one, benchmark))
+    except Wrong as wrong:
+        pytest.fail(f"WRONG  {wrong}; not timed", pytrace=False)
+    limit = limit_of(workload, limits())
+    benchmark.extra_info |= {
+        "flops": workload.flops, "bytes": workload.bytes, "limit": limit,
+        "fraction": limit / benchmark.stats.stats.median, "worst": number(worst),
+    }  # fmt: skip
+
+
+test_speed.__test__ = True  # type: ignore[attr-defined]  # collected whatever python_functions says
+
+
+def timed(one: Any, benchmark: Any) -> float:
+    """Time the rounds; the error of the last result by its budget. Raises Wrong where that is wrong."""
+    used: list[int] = []
+    turns = cycle(NUMBERS)
+
+    def fresh() -> tuple[tuple[Any], dict[str, Any]]:
+        used[:] = [next(turns)]
+        return (one.fresh(used[0]),), {}
+
+    once = max(1e-5, elapsed([one.fresh(0)]))
+    rounds = min(MOST, max(FEWEST, round(SECONDS / once)))
+    returned = benchmark.pedantic(lambda call: call(), setup=fresh, rounds=rounds, iterations=1, warmup_rounds=WARM)
+    return right(one, used[0], returned).ratio
