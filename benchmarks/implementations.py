@@ -38,8 +38,17 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
 LEFT_OUT = {
     ("numpy:blocked", "attention"): "loops over blocks in Python: 0.3 s a call",
     ("numpy:loss_streamed", "cross_entropy"): "loops over classes in Python",
+    ("numpy:loss_others", "cross_entropy"): "the code of numpy:loss under another convention of smoothing",
+    ("numpy:loss_others_but_padding", "cross_entropy"): "the code of numpy:loss under another convention of smoothing",
+    ("torch:loss_others", "cross_entropy"): "the code of torch:loss under another convention of smoothing",
+    ("torch:loss_others_but_padding", "cross_entropy"): "the code of torch:loss under another convention of smoothing",
+    (
+        "torch:optimizer_restored",
+        "adamw_step",
+    ): "the code of torch:optimizer, float32 alone, its state saved and loaded",
+    ("torch:optimizer_l2", "adamw_step"): "the code of torch:optimizer with another meaning of weight decay",
 }
-"""Who is not, and why."""
+"""Who is not, and why; those of an operation of ACCURACY_ONLY (`inputs`) are not judged either."""
 
 
 class Absent(NotImplementedError):
