@@ -25,14 +25,10 @@ from veriformer.report.terminal import console_for
 FACTS = {name: MACHINE for name in ("machine", "os", "arch", "cpu", "num_cpu", "ram")}
 """What asv is told of the machine `any`: no facts of a host."""
 QUICK = (
-    "SoftmaxForward",
-    "LayerNormForward",
-    "AttentionPrefill",
-    "AttentionDecode",
-    "EncoderLayerForward",
-    "GenerateCached",
+    *("SoftmaxForward", "LayerNormForward", "AttentionPrefill", "AttentionDecode", "EncoderLayerForward"),
+    *("Softmax", "LayerNorm", "Attention", "EncoderLayer"),
 )
-"""Workloads of a quick recording."""
+"""Workloads (costs) and operations (accuracy) of a quick recording."""
 ALL_CELLS, QUICK_CELLS = rf"\.{COMPARABLE}", rf"\.({'|'.join(QUICK)})\.{COMPARABLE}"
 """Which benchmarks asv runs."""
 FEW = 5
@@ -128,8 +124,11 @@ def show_tally(found: dict[str, Tally], asked: Sequence[str] | None, wanted: str
     """Say what was measured, commit by commit; 1 where it is nothing."""
     total = sum(count.measured for count in found.values())
     if not total:
-        tell = f"asv run {wanted} --machine {MACHINE} --verbose --show-stderr"
-        print(f"veriformer: asv measured nothing; its reasons: {tell}", file=sys.stderr)
+        failed = sum(len(count.failed) for count in found.values())
+        tell = f"asv run '{wanted}' --machine {MACHINE} --verbose --show-stderr"
+        print(
+            f"veriformer: asv measured nothing, {failed} cells failed: see above, or for more {tell}", file=sys.stderr
+        )
         return 1
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column("commit")

@@ -18,7 +18,7 @@ MEANINGS = {
     "nothing.",
     "bytes": "What a call allocates; counted, so every difference is one.",
     "worst ratio": "The worst error by the error that the declared precision may make; above 1 is wrong.",
-    "lost bits": "Bits of the declared precision that the worst error takes.",
+    "lost bits": "The dtype's bits of precision less those that are right on average.",
     "call": "CPU seconds of a call.",
 }
 """What is measured, by metric."""
@@ -110,9 +110,18 @@ def _place(benchmark: Benchmark) -> tuple[int, int, int]:
 def _group(suite: str, metric: str, members: Sequence[Series]) -> Group:
     rows = tuple(Row(series) for series in members if any(value is not None for value in series.values))
     without = [series for series in members if set(series.values) <= {None}]
-    empty = tuple(" ".join((series.benchmark.subject, *series.parameters)) for series in without)
+    empty: dict[str, list[str]] = {}
+    for series in without:
+        empty.setdefault(series.benchmark.subject, []).append(" ".join(series.parameters))
     first = members[0].benchmark
-    return Group(metric, first.unit, SUITES.get(suite, ""), ", ".join(first.parameters), rows, empty)
+    return Group(
+        metric,
+        first.unit,
+        SUITES.get(suite, ""),
+        ", ".join(first.parameters),
+        rows,
+        tuple(f"{subject} ({', '.join(names)})" for subject, names in empty.items()),
+    )
 
 
 def number(value: float) -> str:

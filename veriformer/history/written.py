@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,24 @@ READING = (
     "It spans a row's least and greatest value; values within a quarter of one another lie about the middle.",
 )
 """How to read the tables."""
-LETTERS = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_<|[]#"})
-"""What means something in Markdown."""
+MEANT = re.compile(r"[\\`*<|\[\]]|\b_|_\b")
+"""What means something in Markdown; an underscore inside a word does not."""
 
 
 def plain(words: str) -> str:
     """Words as Markdown that shows them as they are."""
-    return words.translate(LETTERS)
+    return MEANT.sub(r"\\\g<0>", words)
 
 
 def markdown(history: History) -> str:
     """The report of comparable metrics as Markdown."""
     groups = groups_of(history)
     curve = f"In curves `{BLOCKS[0]}` is least and `{BLOCKS[-1]}` is most; `{GAP}`: nothing measured."
-    parts = [f"# {TITLE}", f"Made by `{COMMAND}` from asv's results.", " ".join((*READING, curve))]
+    parts = [
+        f"# {TITLE}",
+        f"Made by `{COMMAND}` from asv's results.",
+        "\n".join(f"- {one}" for one in (*READING, curve)),
+    ]
     parts += ["## Commits", *_commits(history)]
     for group in groups:
         parts += [f"## {group.title}", *_table(group)]
@@ -61,7 +66,7 @@ def _table(group: Group) -> list[str]:
         values = (number(row.known[0]), number(row.known[-1]), row.since_first, row.since_previous)
         cells = (plain(row.subject), plain(row.parameters), *values, f"`{blocks(row.series.values)}`")
         lines.append("| " + " | ".join(cells) + " |")
-    missing = "Never measured: " + plain("; ".join(group.empty)) + "." if group.empty else ""
+    missing = "Never with a value: " + plain("; ".join(group.empty)) + "." if group.empty else ""
     return [group.meaning, "\n".join(lines), missing]
 
 
