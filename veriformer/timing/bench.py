@@ -25,7 +25,7 @@ from veriformer.calling import UsageError
 from veriformer.report.record import environment, number, output_folder
 from veriformer.report.terminal import console_for
 from veriformer.targets import Options
-from veriformer.timing.comparing import Comparison, Entry, Refusal, compare
+from veriformer.timing.comparing import Comparison, Entry, compare
 from veriformer.timing.entrants import Target, doable, frameworks, opened, workloads_of
 from veriformer.timing.roofline import roofline
 from veriformer.timing.said import duration, percent, rate, size, three
@@ -87,16 +87,10 @@ def follow(console: Console, workload: Workload, targets: Sequence[Target], limi
     if found.entries:
         console.print(table(found.entries))
     for one in found.refused:
-        console.print(refusal(one), style="red" if one.words else "yellow", soft_wrap=True, markup=False)
+        console.print(one.line, style="red" if one.words else "yellow", soft_wrap=True, markup=False)
     for reason in found.absent:
         console.print(f"not timed: {reason}", style="dim", soft_wrap=True, markup=False)
     return found
-
-
-def refusal(one: Refusal) -> str:
-    """The line of someone who is wrong."""
-    more = one.words if "=" in one.words else one.name
-    return f"WRONG  {one.reason}; not timed" + (f"; `veriformer check {more}` tells more" if one.words else "")
 
 
 def table(entries: Sequence[Entry]) -> Table:

@@ -65,6 +65,12 @@ class Refusal:
     reason: str
     words: str = ""
 
+    @property
+    def line(self) -> str:
+        """What is wrong, and for a target where to learn more."""
+        more = self.words if "=" in self.words else self.name
+        return f"WRONG  {self.reason}; not timed" + (f"; `veriformer check {more}` tells more" if self.words else "")
+
 
 @dataclass
 class Comparison:

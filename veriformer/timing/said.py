@@ -23,7 +23,7 @@ def size(count: float) -> str:
 
 def rate(bytes_a_second: float) -> str:
     """Such as "16 GB/s"."""
-    return f"{three(bytes_a_second / 1e9)} GB/s"
+    return f"{three(bytes_a_second / 1e9, 2)} GB/s"
 
 
 def percent(fraction: float) -> str:
