@@ -65,7 +65,7 @@ def worst_of(prepared: Prepared) -> Accuracy:
 def _made(subject: Workload, dtypes: tuple[str, ...]) -> type:
     name = "".join(part.capitalize() for part in subject.operation.split("_"))
     name += "Backward" if subject in BACKWARD else ""
-    known: dict[str, Any] = {"subject": subject, "params": (list(judged_at(subject.operation)), list(dtypes))}
+    known: dict[str, Any] = {"subject": subject, "params": (list(judged_at(subject)), list(dtypes))}
     return type(name, (_Accuracy,), {**known, "__module__": __name__, "__doc__": subject.operation})
 
 

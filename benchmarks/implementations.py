@@ -7,6 +7,7 @@ as n/a. All that is asked of the package for calling is `veriformer.targets.load
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -68,7 +69,8 @@ def one_thread() -> None:
         import torch
 
         torch.set_num_threads(1)
-    _LIMITS.append(threadpoolctl.threadpool_limits(1))
+    if not _LIMITS:
+        _LIMITS.append(threadpoolctl.threadpool_limits(1))
 
 
 @lru_cache(maxsize=4)
@@ -88,6 +90,9 @@ def preload() -> None:
 
         for registered in ("numpy", "torch"):
             _loaded(registered)
+        one_thread()
+    gc.collect()
+    gc.freeze()  # or else the first search for garbage in each copy touches, and so copies, all that was imported
 
 
 def named(name: str, operation: str) -> Any:

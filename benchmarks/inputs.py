@@ -45,9 +45,20 @@ ACCURACY_ONLY: dict[str, tuple[str, ...]] = {
 """Who is judged and not timed."""
 
 
-def judged_at(operation: str) -> tuple[str, ...]:
-    """The names of all implementations whose accuracy is taken at an operation."""
-    return (*IMPLEMENTATIONS.get(operation, ()), *ACCURACY_ONLY.get(operation, ()))
+FORWARD_ONLY = {
+    ("numpy:blocked", "softmax"), ("numpy:blocked", "layer_norm"), ("numpy:blocked", "attention"),
+    ("numpy:attention", "attention"), ("torch:fast", "multi_head_attention"),
+    ("torch:fast_weights", "multi_head_attention"),
+    ("numpy:transformer", "encoder_layer"), ("numpy:transformer", "decoder_layer"),
+    ("torch:transformer_fast", "encoder_layer"), ("torch:transformer_fast", "decoder_layer"),
+}  # fmt: skip
+"""Who has no gradients."""
+
+
+def judged_at(one: Workload) -> tuple[str, ...]:
+    """The names of all implementations whose accuracy is taken on an operation's inputs."""
+    names = (*IMPLEMENTATIONS.get(one.operation, ()), *ACCURACY_ONLY.get(one.operation, ()))
+    return tuple(name for name in names if one.direction != "backward" or (name, one.operation) not in FORWARD_ONLY)
 
 
 WIDTH, HEADS, INNER, VOCABULARY = 32, 4, 64, 40

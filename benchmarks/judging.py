@@ -28,7 +28,8 @@ BITS = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11}
 """Bits of precision: the unit roundoff is 2 ** -BITS."""
 EXACT = 2.0
 """So many bits more than a dtype has are shown where results are better, or exact."""
-KEPT = Path(tempfile.gettempdir()) / f"veriformer-bounds-{os.getpid()}-{secrets.token_hex(4)}"
+_MARK = "veriformer-bounds-"
+KEPT = Path(tempfile.gettempdir()) / f"{_MARK}{os.getpid()}-{secrets.token_hex(4)}"
 """Where bounds are kept for processes that begin as copies of this one, as asv's do: composites take seconds."""
 _OWNER = os.getpid()
 
@@ -37,6 +38,18 @@ _OWNER = os.getpid()
 def _removed() -> None:
     if os.getpid() == _OWNER:  # copies of this process leave it to the next one
         shutil.rmtree(KEPT, ignore_errors=True)
+
+
+def swept() -> None:
+    """Remove what processes left that were killed, as asv's server of cells is in the end."""
+    for path in KEPT.parent.glob(f"{_MARK}*"):
+        owner = path.name.removeprefix(_MARK).partition("-")[0]
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (ValueError, PermissionError):
+            continue  # another user's, or none of ours
 
 
 class Wrong(Exception):
@@ -153,7 +166,9 @@ def shared(said: str, make: Callable[[], Any]) -> Any:
         return pickle.loads(path.read_bytes())
     with np.errstate(all="ignore"):
         found = make()
-    KEPT.mkdir(mode=0o700, exist_ok=True)
+    if not KEPT.exists():
+        swept()
+        KEPT.mkdir(mode=0o700, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
     part.write_bytes(pickle.dumps(found))
     part.replace(path)
