@@ -181,6 +181,12 @@ def test_what_never_had_a_value_is_named(root: Path) -> None:
         data["results"][COST][0][1] = None
         path.write_text(json.dumps(data))
     assert "Never with a value: softmax-forward (torch:functional)." in markdown(history(root))
+    table = json.loads((root / "reports/asv/benchmarks.json").read_text())
+    name = COST.replace("Softmax", "LayerNorm")
+    histories.put(root / "reports/asv/benchmarks.json", {**table, name: {**table[COST], "name": name}})
+    text = markdown(history(root))
+    assert "Never with a value: softmax-forward (torch:functional); layer-norm-forward." in text
+    assert text.count("layer-norm-forward") == 1 and "layer-norm-forward" in page(history(root))
 
 
 def test_the_report_is_the_same_whenever_and_wherever_it_is_made(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

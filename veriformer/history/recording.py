@@ -123,26 +123,26 @@ def tally(folder: Path, since: float) -> dict[str, Tally]:
 def show_tally(found: dict[str, Tally], asked: Sequence[str] | None, wanted: str) -> int:
     """Say what was measured, commit by commit; 1 where it is nothing."""
     total = sum(count.measured for count in found.values())
-    if not total:
-        failed = sum(len(count.failed) for count in found.values())
-        tell = f"asv run '{wanted}' --machine {MACHINE} --verbose --show-stderr"
-        print(
-            f"veriformer: asv measured nothing, {failed} cells failed: see above, or for more {tell}", file=sys.stderr
-        )
-        return 1
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    grid.add_column("commit")
-    for head in ("cells measured", "nothing to measure", "failed"):
-        grid.add_column(head, justify="right")
-    for commit in [*found, *(one for one in asked or () if one not in found)]:
-        count = found.get(commit, Tally())
-        grid.add_row(commit[:8], str(count.measured), str(count.absent), str(len(count.failed)))
-    console = console_for()
-    console.print(grid)
     failed = [name for count in found.values() for name in count.failed]
+    if not total:
+        more = f"see above, or for more asv run '{wanted}' --machine {MACHINE} --verbose --show-stderr"
+        print(f"veriformer: asv measured nothing, {len(failed)} cells failed: {more}", file=sys.stderr)
+        return 1
+    console = console_for()
+    console.print(_grid({**{commit: Tally() for commit in asked or ()}, **found}))
     for name in failed[:FEW]:
         console.print(f"failed: {name}", soft_wrap=True)
     if len(failed) > FEW:
         console.print(f"failed: {len(failed) - FEW} more")
     console.print(f"{total} cells measured\n")
     return 0
+
+
+def _grid(counts: dict[str, Tally]) -> Table:
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    grid.add_column("commit")
+    for head in ("cells measured", "nothing to measure", "failed"):
+        grid.add_column(head, justify="right")
+    for commit, count in counts.items():
+        grid.add_row(commit[:8], str(count.measured), str(count.absent), str(len(count.failed)))
+    return grid

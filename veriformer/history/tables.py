@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +14,8 @@ NOTHING = "–"
 SUITES = {"bench_costs": "workload", "bench_accuracy": "operation"}
 """What the benchmarks of a suite are about."""
 MEANINGS = {
-    "cost": "CPU time of a call by CPU time of the yardstick, a frozen piece of NumPy; timings, so a few percent mean "
-    "nothing.",
+    "cost": "CPU time of a call by that of the yardstick, a frozen piece of NumPy; a timing, so the same code is now a "
+    "little dearer, now cheaper, and more so on a busy machine.",
     "bytes": "What a call allocates; counted, so every difference is one.",
     "worst ratio": "The worst error by the error that the declared precision may make; above 1 is wrong.",
     "lost bits": "The dtype's bits of precision less those that are right on average.",
@@ -109,19 +109,22 @@ def _place(benchmark: Benchmark) -> tuple[int, int, int]:
 
 def _group(suite: str, metric: str, members: Sequence[Series]) -> Group:
     rows = tuple(Row(series) for series in members if any(value is not None for value in series.values))
-    without = [series for series in members if set(series.values) <= {None}]
-    empty: dict[str, list[str]] = {}
-    for series in without:
-        empty.setdefault(series.benchmark.subject, []).append(" ".join(series.parameters))
     first = members[0].benchmark
-    return Group(
-        metric,
-        first.unit,
-        SUITES.get(suite, ""),
-        ", ".join(first.parameters),
-        rows,
-        tuple(f"{subject} ({', '.join(names)})" for subject, names in empty.items()),
-    )
+    names = ", ".join(first.parameters)
+    return Group(metric, first.unit, SUITES.get(suite, ""), names, rows, tuple(_empty(members)))
+
+
+def _empty(members: Sequence[Series]) -> Iterator[str]:
+    """What has no value at any commit: a subject, or some of its parameters, in brackets."""
+    gathered: dict[str, list[Series]] = {}
+    for series in members:
+        gathered.setdefault(series.benchmark.subject, []).append(series)
+    for subject, all_of_it in gathered.items():
+        without = [" ".join(series.parameters) for series in all_of_it if set(series.values) <= {None}]
+        if len(without) == len(all_of_it):
+            yield subject
+        elif without:
+            yield f"{subject} ({', '.join(without)})"
 
 
 def number(value: float) -> str:
