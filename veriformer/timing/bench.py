@@ -47,7 +47,7 @@ def show_bench(targets: Sequence[str], options: Options, names: Sequence[str], f
     doable(workloads, mine)
     place, note = output_folder(folder, "picture and numbers")
     if note:
-        console.print(note, soft_wrap=True)
+        console.print(note, soft_wrap=True, markup=False)
     one_thread()
     limits = measured(sorted({one.dtype for one in workloads}))
     header(console, workloads, limits)
@@ -71,7 +71,7 @@ def header(console: Console, workloads: Sequence[Workload], limits: Limits) -> N
     peaks = ", ".join(f"{three(flops / 1e9)} GFLOP/s in {dtype}" for dtype, flops in limits.peak.items())
     console.print(f"product of matrices: {peaks}")
     for name in frameworks(workloads)[1]:
-        console.print(f"baselines of {name}: not installed (pip install veriformer[{name}])")
+        console.print(f"baselines of {name}: not installed (pip install veriformer[{name}])", markup=False)
 
 
 def libraries() -> dict[str, str]:
@@ -114,7 +114,7 @@ def footer(console: Console, found: Sequence[Comparison], files: str) -> None:
             "of limit: least time that arithmetic or memory traffic takes here, by the time\n"
             "taken. of budget: worst error by what a right implementation may err."
         )
-    console.print(f"\nfiles: {files}", soft_wrap=True)
+    console.print(f"\nfiles: {files}", soft_wrap=True, markup=False)
 
 
 def save(place: Path, found: Sequence[Comparison], limits: Limits) -> list[str]:

@@ -97,10 +97,11 @@ def prepared(loaded: Loaded, workload: Workload) -> Prepared:
 
     Raises Absent, saying why, where it lacks something, or where nobody could judge what it gives.
     """
-    found = Prepared(loaded, workload)
-    if isinstance(found.boundary, ModelBoundary) and not found.boundary.facts.weights:
+    boundary = loaded.boundaries.get(workload.operation)
+    if isinstance(boundary, ModelBoundary) and not boundary.facts.weights:
         wanted = "wanted a factory that takes them: make(params, *, heads, …)"
-        raise Absent(f"{found.name} has weights of its own; {wanted}")
+        raise Absent(f"{loaded.description.name} has weights of its own; {wanted}")
+    found = Prepared(loaded, workload)
     if (found.needs_gradient or workload.operation in COMPOSITES) and not importlib.util.find_spec("torch"):
         raise Absent(TORCH_TO_JUDGE)
     return found

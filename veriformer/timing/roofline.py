@@ -86,7 +86,7 @@ def panel(axes: Axes, comparison: Comparison, limits: Limits) -> None:
     picture.line((x - 12, y), (x + 12, y), stroke=GREY, stroke_width=3)
     points = [(*axes.place(intensity, speed(comparison, entry)), entry) for entry in comparison.entries]
     rightward = x < axes.left + axes.width / 2
-    places = spread([place for _, place, _ in points], BETWEEN, axes.top + 8, axes.top + axes.height - 8)
+    places = spread([place for _, place, _ in points], BETWEEN, axes.top + 10, axes.top + axes.height - 14)
     drawn = sorted(zip(points, places, strict=True), key=lambda one: one[0][2].target)  # targets above the others
     for (_, at, entry), label in drawn:
         dot(picture, (x, at), label, entry, rightward)

@@ -1,0 +1,284 @@
+"""`veriformer bench`: who is right is timed beside the baselines, who is wrong is not; table, picture and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from toys import SOFTMAX, run_python
+
+from veriformer import cli
+from veriformer.benchmarks.implementations import IMPLEMENTATIONS
+from veriformer.benchmarks.limits import Limits
+from veriformer.benchmarks.workloads import BY_ID
+from veriformer.calling import UsageError
+from veriformer.targets import Options
+from veriformer.timing import bench, comparing, entrants, roofline, said
+from veriformer.timing.comparing import Comparison, Entry, compare
+
+LIMITS = Limits(((2**18, 80e9), (2**28, 10e9)), {"float32": 100e9})
+FORWARD = BY_ID["softmax-forward"]
+LIBRARY = f"""
+{SOFTMAX}
+from veriformer.impls import numpy_plain
+
+def twice(x, *, axis=-1):
+    return (numpy_plain.softmax(x), numpy_plain.softmax(x))[1]
+
+def wrong(x, *, axis=-1):
+    return softmax(x, axis=axis) * 1.001
+
+def raises(x, *, axis=-1):
+    raise RuntimeError("no kernel\\nfor this")
+
+def nothing(x, *, axis=-1):
+    return "no array"
+
+calls = []
+
+def wears_out(x, *, axis=-1):
+    calls.append(1)
+    return softmax(x, axis=axis) * (1 if len(calls) < 10 else 1.001)
+
+def gives_up(x, *, axis=-1):
+    calls.append(1)
+    return softmax(x, axis=axis) if len(calls) < 10 else 1 / 0
+
+def without_keywords(q, k, v):
+    return v
+
+def gelu(x):
+    return x
+"""
+
+
+@pytest.fixture(autouse=True)
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with right and wrong functions, one quick baseline, planted limits."""
+    (tmp_path / "ours.py").write_text(LIBRARY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(IMPLEMENTATIONS, "softmax", ("numpy:plain",))
+    monkeypatch.setattr(bench, "measured", lambda dtypes: LIMITS)
+    monkeypatch.setattr(comparing, "SECONDS", 0.1)
+    return tmp_path
+
+
+def run(*words: str) -> int:
+    """A command in this process; its exit code."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(["bench", *words])
+    return int(left.value.code or 0)
+
+
+def at(name: str, most: int = 11) -> Comparison:
+    """A softmax of ours.py at softmax-forward."""
+    return compare(FORWARD, entrants.opened([f"softmax=ours.py:{name}"], Options()), LIMITS, most)
+
+
+def test_a_right_target_is_timed_beside_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("softmax=ours.py:softmax", "--workload", "softmax-forward") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^> ours.py:softmax +[\d.]+ [µm]s +1.00 +1.5 MiB +[\d.]+ % +0.0\d+$", out, re.M)
+    assert re.search(r"^  numpy:plain +[\d.]+ [µm]s +[\d.]+ ", out, re.M)
+    assert "80 GB/s hot (256 KiB)" in out and "100 GFLOP/s in float32" in out
+    assert max(map(len, out.splitlines())) <= 80
+    record = json.loads(Path(".veriformer/bench/bench.json").read_text())
+    assert record["schema"] == bench.SCHEMA and record["machine"]["threads"] == 1 and record["machine"]["cpu"]
+    (work,) = record["workloads"]
+    assert {row["name"] for row in work["entries"] if not row["target"]} == {"numpy:plain"}
+    for row in work["entries"]:
+        assert row["fraction"] == pytest.approx(work["limit"] / row["seconds"]) and row["worst"] < 1
+    assert work["limit"] == pytest.approx(2**20 / LIMITS.bandwidth_at(2**20))
+    assert Path(".veriformer/.gitignore").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("wrong", r"result 0 is 3\.\de\+01 error budgets off at softmax-forward"),
+        ("raises", "raised RuntimeError: no kernel"),
+        ("nothing", "cannot be judged|shape|raised"),
+    ],
+)
+def test_a_wrong_target_is_one_line_and_not_timed(
+    name: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "in_turn", lambda *rest: pytest.fail("it was timed"))
+    Path("out").mkdir()
+    Path("out/roofline.svg").write_text("of an earlier run")
+    assert run(f"softmax=ours.py:{name}", "--workload", "softmax-forward", "--output", "out") == 1
+    out, err = capsys.readouterr()
+    (line,) = [line for line in out.splitlines() if line.startswith("WRONG")]
+    assert re.search(reason, line) and line.endswith(f"`veriformer check softmax=ours.py:{name}` tells more")
+    assert "Traceback" not in out + err and "CPU time  ratio" not in out
+    record = json.loads(Path("out/bench.json").read_text())["workloads"][0]
+    assert record["entries"] == [] and record["refused"][0]["name"] == f"ours.py:{name}"
+    assert not Path("out/roofline.svg").exists()
+
+
+def test_a_right_target_beside_a_wrong_one_is_timed_and_the_exit_code_is_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("softmax=ours.py:wrong", "softmax=ours.py:softmax", "--workload", "softmax-forward") == 1
+    out = capsys.readouterr().out
+    assert "> ours.py:softmax" in out and "> ours.py:wrong" not in out and "WRONG  ours.py:wrong" in out
+
+
+@pytest.mark.parametrize(("name", "reason"), [("wears_out", "in a later call"), ("gives_up", "while it was timed")])
+def test_who_is_wrong_later_is_shown_without_a_time(name: str, reason: str) -> None:
+    found = at(name)
+    assert found.wrong and not found.entries and reason in found.refused[0].line
+
+
+def test_twice_the_work_shows_as_twice_the_time() -> None:
+    found = at("twice", most=31)
+    rows = {row.name: row for row in found.entries}
+    assert rows["ours.py:twice"].ratio == 1 and 0.3 < rows["numpy:plain"].ratio < 0.75
+    assert rows["numpy:plain"].bytes < rows["ours.py:twice"].bytes
+    for row in found.entries:
+        assert row.fraction == pytest.approx(found.limit / row.seconds)
+
+
+def test_a_target_without_any_baseline_is_timed_alone() -> None:
+    targets = entrants.opened(["softmax=ours.py:softmax"], Options())
+    (row,) = compare(FORWARD, targets, LIMITS, 11, others=False).entries
+    assert row.ratio == 1 and row.pairs == 11 and row.seconds == row.sampled > 0
+
+
+def test_a_baseline_that_is_a_target_is_there_once() -> None:
+    targets = entrants.opened(["numpy:plain", "numpy:plain"], Options())
+    (row,) = compare(FORWARD, targets, LIMITS, 11).entries
+    assert row.target and row.name == "numpy:plain"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["softmax=ours.py:softmax", "--workload", "softmax-forwrd"], "no workload 'softmax-forwrd'; nearest is 'soft"),
+        (["gelu=ours.py:gelu"], "gelu=ours.py:gelu has no operation that is timed; timed are softmax, layer_norm"),
+        (
+            ["softmax=ours.py:softmax", "--workload", "adamw-step"],
+            "has no adamw_step, which adamw-step times; timed of it: softmax-forward, softmax-backward",
+        ),
+        (
+            ["softmax=ours.py:softmax", "--workload", "softmax-backward"],
+            "nothing to time: ours.py:softmax has no softmax_vjp (softmax-backward)",
+        ),
+        (
+            ["attention=ours.py:without_keywords", "--workload", "attention-prefill"],
+            "nothing to time: ours.py:without_keywords does not take causal (attention-prefill)",
+        ),
+        (["softmax=ours.py:sofmax"], "ours.py has no attribute 'sofmax'; nearest is 'softmax'"),
+        (["softmax=ours.py:softmax", "--declare", "layot=BHTD"], "unknown capability 'layot'"),
+        ([], "the following arguments are required: TARGET"),
+    ],
+)
+def test_bad_use_is_one_line_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.count("\n") == 1 and not out
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """threadpoolctl is needed; baselines without their framework are left out, once; so is what needs torch."""
+    lacking = {"torch"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in lacking else find_spec(name))
+    monkeypatch.setitem(IMPLEMENTATIONS, "softmax", ("numpy:plain", "torch:functional"))
+    monkeypatch.setattr(bench, "one_thread", lambda: None)
+    assert run("numpy:plain", "--workload", "softmax-forward", "--workload", "softmax-backward") == 0
+    out = capsys.readouterr().out
+    assert out.count("baselines of torch: not installed (pip install veriformer[torch])") == 1
+    assert "not timed: judging it needs torch: pip install veriformer[torch]" in out and "torch:functional" not in out
+    lacking.add("threadpoolctl")
+    assert run("numpy:plain") == 2
+    assert "bench needs threadpoolctl, which is not installed" in capsys.readouterr().err
+
+
+def test_a_model_with_weights_of_its_own_is_not_timed(library: Path) -> None:
+    pytest.importorskip("torch")
+    (library / "model.py").write_text(
+        "import numpy as np\nclass Model:\n    vocabulary = 5\n"
+        "    def full(self, tokens): return np.zeros((*tokens.shape, 5))\n"
+        "    def step(self, tokens, cache): return self.full(tokens), None\nmodel = Model()\n"
+    )
+    targets = entrants.opened(["decoder_lm=model.py:model"], Options())
+    with pytest.raises(UsageError, match="has weights of its own; wanted a factory that takes them"):
+        entrants.doable([BY_ID["generate-cached"]], targets)
+
+
+def row(name: str, seconds: float, target: bool = False) -> Entry:
+    return Entry(name, target, seconds, 1.0, (1.0, 1.0), 0, 1e-4 / seconds, 0.1, seconds, 41)
+
+
+def crowded() -> list[Comparison]:
+    names = [f"library:variant_{i}" for i in range(9)]
+    rows = [row(name, 1e-3 * (1 + i / 100), i == 4) for i, name in enumerate(names)]
+    return [Comparison(FORWARD, 1e-4, rows), Comparison(BY_ID["attention-prefill"], 1e-4, rows[:2])]
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_roofline_has_a_dot_and_a_label_for_each_entry_and_no_labels_overlap() -> None:
+    found = crowded()
+    empty = Comparison(BY_ID["softmax-backward"], 1e-4)
+    root = ElementTree.fromstring(roofline.roofline([*found, empty], LIMITS))
+    texts = [node for node in root.iter(f"{SVG}text") if (node.text or "").startswith("library:")]
+    assert len(texts) == 11 and len(list(root.iter(f"{SVG}circle"))) == 11 + 2  # two in the legend
+    assert sum(node.get("font-weight") == "bold" for node in texts) == 1
+    heights = sorted(float(node.get("y", "")) for node in texts[:9])
+    assert min(b - a for a, b in zip(heights, heights[1:], strict=False)) >= roofline.BETWEEN - 0.1
+    words = {node.text for node in root.iter(f"{SVG}text")}
+    assert {"softmax-forward", "attention-prefill", "target", "baseline"} <= words and "softmax-backward" not in words
+    assert "library:variant_0  10 %" in words and "hot: 256 KiB, 80 GB/s" in words
+
+
+def test_dots_stand_at_the_workloads_intensity_and_the_speed_reached() -> None:
+    found = replace(crowded()[1], entries=[row("one", 1e-3)])
+    across, upward = roofline.ranges([found], LIMITS)
+    axes = roofline.Axes(roofline.Picture(1, 1, ""), 0, 0, 100, 100, across, upward, log=True, log_x=True)
+    work = found.workload
+    x, y = axes.place(work.flops / work.bytes, work.flops / 1e-3 / 1e9)
+    share = math.log(work.flops / work.bytes / across[0]) / math.log(across[1] / across[0])
+    assert x == pytest.approx(100 * share) and 0 < y < 100
+    assert axes.place(across[0], upward[1]) == pytest.approx((0, 0))
+
+
+@pytest.mark.parametrize("places", [[5.0, 5.0, 5.0], [99.0, 98.0], [50.0], [], [0.0, 100.0, 100.0, 1.0]])
+def test_places_are_moved_apart_within_bounds_and_keep_their_order(places: list[float]) -> None:
+    found = roofline.spread(places, 15, 0, 100)
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved = [found[i] for i in order]
+    assert all(b - a >= 15 - 1e-9 for a, b in zip(moved, moved[1:], strict=False))
+    assert all(0 <= place <= 100 for place in moved)
+
+
+def test_numbers_are_short() -> None:
+    assert [said.duration(s) for s in (1.234, 1.2e-3, 5.9e-5, 2e-8)] == ["1.23 s", "1.2 ms", "59 µs", "20 ns"]
+    assert [said.size(n) for n in (12, 2**10, 1.5 * 2**20, 2**31)] == ["12 B", "1 KiB", "1.5 MiB", "2 GiB"]
+    assert [said.percent(f) for f in (0.345, 0.00171, 1.2, 0)] == ["34 %", "0.17 %", "120 %", "0 %"]
+    assert said.three(math.nan) == "-" and said.rate(15.96e9) == "16 GB/s"
+
+
+def test_the_command_runs_in_a_process_of_its_own(library: Path) -> None:
+    (library / "mine").mkdir()
+    (library / "mine" / "__init__.py").write_text("")
+    (library / "mine" / "ops.py").write_text(SOFTMAX)
+    words = ("bench", "softmax=mine.ops:softmax", "--workload", "softmax-forward", "--output", "out")
+    done: subprocess.CompletedProcess[str] = run_python("-m", "veriformer", *words, folder=library)
+    assert done.returncode == 0, done.stderr
+    assert "> mine.ops:softmax" in done.stdout and not done.stderr
+    record = json.loads((library / "out/bench.json").read_text())
+    assert len(record["limits"]["bandwidth"]) == 6 and record["limits"]["peak"]["float32"] > 1e8
+    assert all(0 < entry["fraction"] < 1.5 for entry in record["workloads"][0]["entries"])
