@@ -127,8 +127,8 @@ def decoder_inputs(rng: np.random.Generator) -> Arrays:
 
 def model_inputs(rng: np.random.Generator) -> Arrays:
     """Tokens and the weights of a decoder-only model of two layers."""
-    found = {"tokens": rng.integers(0, VOCABULARY, (1, 12))}
-    found |= {"params.embedding": rng.standard_normal((VOCABULARY, WIDTH))}
+    found: Arrays = {"tokens": rng.integers(0, VOCABULARY, (1, 12))}
+    found["params.embedding"] = rng.standard_normal((VOCABULARY, WIDTH))
     for i in range(2):
         found |= layer(rng, f"params.layers.{i}.", WIDTH, INNER)
     return {**found, "params.head.w": linear(rng, WIDTH, VOCABULARY)}
