@@ -21,6 +21,8 @@ import veriformer
 FRONT = {"plugin", "cli", "checking", "conform", "report", "catalogue", "demo", "timing", "history", "__main__"}
 """Modules of veriformer/ that know the laws; what else lies there is the core."""
 DECLARATIONS = {"veriformer.declarations"}
+OF_THIS_REPOSITORY = {("benchmarks", "studies"), ("benchmarks", "gates")}
+"""What lies in a mapped folder and is not installed."""
 
 
 def project() -> dict[str, dict[str, object]]:
@@ -39,17 +41,20 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            module = node.module or ""
+            if node.level:
+                assert node.level == 1 and path.parent == ROOT / "benchmarks", f"{path}: relative import"
+                module = f"veriformer.benchmarks.{module}"
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def layer(module: str) -> str:
-    """reference, impls, properties, front or core for a module of ours; an empty string for others."""
+    """reference, impls, properties, benchmarks, front or core for a module of ours; an empty string for others."""
     parts = module.split(".")
     if parts[0] != "veriformer" or len(parts) == 1:
         return ""
-    if parts[1] in ("reference", "impls", "properties"):
+    if parts[1] in ("reference", "impls", "properties", "benchmarks"):
         return parts[1]
     return "front" if parts[1] in FRONT else "core"
 
@@ -86,6 +91,14 @@ def test_the_core_imports_neither_laws_nor_front_ends() -> None:
     assert len(core) > 20
 
 
+def test_benchmarks_are_a_front_that_asv_can_import_beside_any_package() -> None:
+    """What asv imports asks nothing of the package while it is imported, nor of another front end at any time."""
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        assert {layer(name) for name in imports(path)} <= {"", "core", "benchmarks"}, path
+        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not any("veriformer" in ast.unparse(node) for node in top), path
+
+
 def test_the_walk_sees_imports_inside_functions() -> None:
     front = {(file, to) for file, to in arrows("veriformer") if "catalogue" in file}
     assert ("veriformer/catalogue.py", "properties") in front
@@ -107,11 +120,11 @@ def listed_files() -> list[Path]:
 
 def wanted_in_wheel(files: list[Path]) -> set[str]:
     """Where the files of the mapped folders belong in the package."""
-    mapped = {"reference": "veriformer/reference", "impls": "veriformer/impls", "properties": "veriformer/properties"}
+    mapped = {name: f"veriformer/{name}" for name in ("reference", "impls", "properties", "benchmarks")}
     found = set()
     for path in files:
         top = path.parts[0]
-        if top not in (*mapped, "veriformer") or (ROOT / path).is_symlink():
+        if top not in (*mapped, "veriformer") or (ROOT / path).is_symlink() or path.parts[:2] in OF_THIS_REPOSITORY:
             continue
         found.add("/".join((mapped.get(top, top), *path.parts[1:])))
     return found
@@ -139,13 +152,15 @@ def test_every_package_on_disk_is_listed() -> None:
         for path in sources(str(folder))
         if path.name == "__init__.py"
     }
-    assert found == set(packages)  # type: ignore[call-overload]
+    mapped = {name for name in folders if name.startswith("veriformer.benchmarks.")}  # without __init__.py, for asv
+    assert found | mapped == set(packages)  # type: ignore[call-overload]
 
 
 def test_symlinks_lead_editors_to_the_mapped_folders() -> None:
     for name, folder in project()["package-dir"].items():
         place = ROOT / Path(*name.split("."))
-        assert place.resolve() == ROOT / str(folder) and (place.is_symlink() or name == "veriformer")
+        assert place.resolve() == ROOT / str(folder)
+        assert place.is_symlink() or place.parent.is_symlink() or name == "veriformer"
 
 
 def test_every_public_name_is_one_object() -> None:
@@ -173,6 +188,7 @@ def test_the_version_is_said_once() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    long = [str(p) for folder in ("veriformer", "reference", "properties", "impls") for p in sources(folder)
+    folders = ("veriformer", "reference", "properties", "impls", "benchmarks")
+    long = [str(p) for folder in folders for p in sources(folder)
             if len(p.read_text().splitlines()) > 400]  # fmt: skip
     assert long == []
