@@ -98,6 +98,7 @@ def test_speed(workload: Workload, make: Any, words: str, benchmark: Any) -> Non
         judge(one, benchmark)
     except Wrong as wrong:
         reason = str(wrong)
+        forget(benchmark)
     if reason:  # outside of the handler, so that pytest shows the line alone
         pytest.fail(Refusal(one.name, reason, words).line, pytrace=False)
 
@@ -118,6 +119,13 @@ def judge(one: Prepared, benchmark: Any) -> None:
         "flops": work.flops, "bytes": work.bytes, "limit": limit,
         "fraction": limit / benchmark.stats.stats.median, "worst": number(worst),
     }  # fmt: skip
+
+
+def forget(benchmark: Any) -> None:
+    """Take the times of what turned out wrong from the table and from the JSON."""
+    if benchmark is not None and benchmark.stats is not None:
+        benchmark.has_error = True
+        benchmark.stats.stats.data.clear()
 
 
 def timed(one: Prepared, benchmark: Any) -> float:
