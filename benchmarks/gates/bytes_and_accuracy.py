@@ -113,12 +113,12 @@ def shown(found: Comparison) -> int:
 def _table(rises: Sequence[Rise]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("benchmark", "metric", "of"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading != "of")
     for heading in ("base", "head"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rise in rises:
         subject, _, metric = rise.cell[0].partition(".")[2].rpartition(".")
-        name, of = metric.removeprefix("track_").replace("_", " "), ", ".join(rise.cell[1])
+        name, of = metric.removeprefix("track_").replace("_", " "), " ".join(rise.cell[1])
         table.add_row(subject, name, of, _number(rise.base), _number(rise.head))
     return table
 
