@@ -65,7 +65,8 @@ def _library() -> Any:
     return library
 
 
-_COUNT = [0]
+_COUNTS: list[list[int]] = []
+"""Of the blocks that count now, an inner one after the one around it."""
 _KEPT: list[Any] = []
 """Handlers live as long as the process: arrays made under one are freed by it."""
 
@@ -77,7 +78,8 @@ def _handler() -> Any:
 
         def counted(function: Callable[..., Any], size: Callable[..., int]) -> Callable[..., Any]:
             def allocate(_: Any, *given: Any) -> Any:
-                _COUNT[0] += size(*given)
+                for count in _COUNTS:
+                    count[0] += size(*given)
                 return function(*given)
 
             return allocate
@@ -107,10 +109,11 @@ def _set_handler(capsule: Any) -> Any:
 
 @contextmanager
 def counting() -> Iterator[list[int]]:
-    """While it lasts, the one entry of the list is how many bytes NumPy has allocated for arrays."""
-    before = _set_handler(_handler())
-    _COUNT[0] = 0
+    """The one entry of the list is how many bytes NumPy allocates for arrays until the block ends."""
+    before, count = _set_handler(_handler()), [0]
+    _COUNTS.append(count)
     try:
-        yield _COUNT
+        yield count
     finally:
+        _COUNTS.pop()
         _set_handler(before)
