@@ -8,6 +8,8 @@ as n/a. All that is asked of the package for calling is `veriformer.targets.load
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -61,8 +63,6 @@ _LIMITS: list[Any] = []
 
 def one_thread() -> None:
     """Keep NumPy's and torch's arithmetic on one thread from now on."""
-    import importlib.util
-
     import threadpoolctl
 
     if importlib.util.find_spec("torch"):
@@ -83,11 +83,16 @@ def _loaded(registered: str) -> dict[str, Any]:
     return {one.description.name: one for one in load(registered, Options())}
 
 
+LATER = ("torch._dynamo", "veriformer.oracle", "veriformer.budgets.perturbation", "veriformer.budgets.universal")
+"""What is imported only when a first gradient, optimizer step or budget is asked for, and takes up to a second."""
+
+
 def preload() -> None:
     """Import what every cell needs, in the process that asv's cells begin as copies of; else each takes seconds."""
-    with suppress(Exception):  # whoever lacks something is told when it is asked for
-        from veriformer import oracle  # noqa: F401
-
+    for module in LATER:
+        with suppress(Exception):  # whoever lacks something is told when it is asked for
+            importlib.import_module(module)
+    with suppress(Exception):
         for registered in ("numpy", "torch"):
             _loaded(registered)
         one_thread()
