@@ -15,7 +15,7 @@ loaded twice can differ by some per cent (Mytkowicz, Diwan, Hauswirth, Sweeney, 
 long as the true median is at most MARGIN, one run fires with a probability of at most ERROR = 0.001, both with at
 most 0.000001, and any of 100 cells with at most 0.0001. That is for independent pairs. Bursts of other work outlast a
 pair, so pairs are not quite independent; against that stand the order within a pair, which alternates, the time
-between the two runs, and LIMIT: of 180 medians of unchanged code, taken on two cores that four processes wanted, all
+between the two runs, and LIMIT: of 180 medians of unchanged code, taken on two cores at a load of 2.3 to 3.8, all
 were between 0.91 and 1.14, and the largest lower end of an interval was 1.02.
 """
 
