@@ -111,6 +111,12 @@ def named(name: str, operation: str) -> Any:
     return found
 
 
+def _judges_gradients() -> bool:
+    from veriformer import oracle
+
+    return hasattr(oracle, "gradient_bounds")
+
+
 class Prepared:
     """One implementation at one workload: calls on inputs of their own.
 
@@ -133,6 +139,8 @@ class Prepared:
         declared = self.capabilities.dtypes or description.default_dtypes
         if self.dtype not in declared:
             raise Absent(f"{self.name} has no {self.dtype}")
+        if self.needs_gradient and not _judges_gradients():
+            raise Absent("this version has no budgets of gradients")
         if self.needs_gradient and not getattr(self.capabilities, "gradients", True):
             raise Absent(f"{self.name} has no gradients")
         if self.needs_gradient and self.vjp is None and self.framework.name == "numpy":
@@ -143,7 +151,7 @@ class Prepared:
 
     def _words(self) -> set[str]:
         table = self.case(0).table
-        return {*self.boundary.plan.keywords, *table.scalars}
+        return {*self.boundary.plan.keywords, *getattr(table, "scalars", ())}  # the first versions had none
 
     @property
     def needs_gradient(self) -> bool:
