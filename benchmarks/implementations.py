@@ -235,6 +235,13 @@ class Prepared:
             return [returned[place] for place in pick]
         return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
+    def heads_first(self, result: Any) -> Any:
+        """A result as the reference has it, heads before tokens, where the target declares that they come after."""
+        headed = getattr(self.case(0).table, "headed", ())
+        if getattr(self.capabilities, "layout", "BHTD") == "BTHD" and headed and getattr(result, "ndim", 0) == 4:
+            return self.framework.permute(result, (0, 2, 1, 3))
+        return result
+
     def _generation(self, number: int) -> Callable[[], Any]:
         """Greedy generation by a model made of the weights: tokens[1,length], and the logits that chose them."""
         from veriformer.boundary import Request

@@ -87,7 +87,8 @@ def _forward(prepared: Prepared, number: int, returned: Any) -> list[Pair]:
 
     case = prepared.case(number)
     bounds = _kept(prepared, number, lambda: oracle.bounds(case, prepared.capabilities, _precision(prepared)))
-    return _read(prepared, prepared.results(returned), [f"result {i}" for i in range(len(bounds))], bounds)
+    results = [prepared.heads_first(result) for result in prepared.results(returned)]
+    return _read(prepared, results, [f"result {i}" for i in range(len(bounds))], bounds)
 
 
 def _gradients(prepared: Prepared, number: int, returned: Any) -> list[Pair]:

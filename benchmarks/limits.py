@@ -77,7 +77,7 @@ def triad(footprint: int) -> Callable[[], Any]:
     if torch is None:
         a, b, c = (np.ones(size, np.float32) for _ in range(3))
         return lambda: np.add(b, c, out=a)
-    x, y, z = (torch.ones(size) for _ in range(3))
+    x, y, z = (torch.ones(size, dtype=torch.float32) for _ in range(3))
     return lambda: torch.add(y, z, alpha=0.5, out=x)
 
 
@@ -87,7 +87,7 @@ def reading(footprint: int) -> Callable[[], Any]:
     if torch is None:
         a = np.ones(footprint // 4, np.float32)
         return lambda: np.dot(a, a)
-    x = torch.ones(footprint // 4)
+    x = torch.ones(footprint // 4, dtype=torch.float32)  # not the default, which a target may have changed
     return lambda: x.sum()
 
 

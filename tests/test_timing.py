@@ -28,6 +28,7 @@ LIMITS = Limits(((2**18, 80e9), (2**28, 10e9)), {"float32": 100e9})
 FORWARD = BY_ID["softmax-forward"]
 LIBRARY = f"""
 {SOFTMAX}
+from numpy._core.multiarray import get_handler_name
 from veriformer.impls import numpy_plain
 
 def twice(x, *, axis=-1):
@@ -51,6 +52,22 @@ def wears_out(x, *, axis=-1):
 def gives_up(x, *, axis=-1):
     calls.append(1)
     return softmax(x, axis=axis) if len(calls) < 10 else 1 / 0
+
+def ends(x, *, axis=-1):
+    raise SystemExit(3)
+
+def cannot_be_counted(x, *, axis=-1):
+    if get_handler_name() == "veriformer_counting":
+        raise RuntimeError("no memory of this kind")
+    return softmax(x, axis=axis)
+
+def prints(x, *, axis=-1):
+    print("said in a call")
+    return softmax(x, axis=axis)
+
+def heads_last(q, k, v):
+    q, k, v = (np.swapaxes(x, 1, 2) for x in (q, k, v))
+    return np.swapaxes(softmax(q @ np.swapaxes(k, -1, -2) * q.shape[-1] ** -0.5) @ v, 1, 2)
 
 def without_keywords(q, k, v):
     return v
@@ -107,6 +124,7 @@ def test_a_right_target_is_timed_beside_the_baseline(capsys: pytest.CaptureFixtu
         ("wrong", r"result 0 is 3\.\de\+01 error budgets off at softmax-forward"),
         ("raises", "raised RuntimeError: no kernel"),
         ("nothing", "cannot be judged|shape|raised"),
+        ("ends", "raised SystemExit: 3"),
     ],
 )
 def test_a_wrong_target_is_one_line_and_not_timed(
@@ -133,10 +151,29 @@ def test_a_right_target_beside_a_wrong_one_is_timed_and_the_exit_code_is_1(
     assert "> ours.py:softmax" in out and "> ours.py:wrong" not in out and "WRONG  ours.py:wrong" in out
 
 
-@pytest.mark.parametrize(("name", "reason"), [("wears_out", "in a later call"), ("gives_up", "while it was timed")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("wears_out", "in a later call"),
+        ("gives_up", "while it was timed"),
+        ("cannot_be_counted", "raised RuntimeError: no memory of this kind while its bytes were counted"),
+    ],
+)
 def test_who_is_wrong_later_is_shown_without_a_time(name: str, reason: str) -> None:
     found = at(name)
     assert found.wrong and not found.entries and reason in found.refused[0].line
+
+
+def test_what_a_target_prints_stays_out_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("softmax=ours.py:prints", "--workload", "softmax-forward") == 0
+    assert "said in a call" not in capsys.readouterr().out
+
+
+def test_heads_after_tokens_are_right_where_that_is_declared() -> None:
+    for layout, right in (("BTHD", True), ("BHTD", False)):
+        targets = entrants.opened(["attention=ours.py:heads_last"], Options(declare={"layout": layout}))
+        found = compare(BY_ID["attention-decode"], targets, LIMITS, 11, others=False)
+        assert bool(found.entries) == right and bool(found.refused) != right
 
 
 def test_twice_the_work_shows_as_twice_the_time() -> None:

@@ -89,3 +89,13 @@ def test_a_call_touches_the_footprint(make: Callable[[int], Callable[[], Any]], 
     assert numbers == (100 if times == 3 else 300)
     if times == 3:
         assert np.allclose(found, 1.5 if library == "torch" else 2.0)
+
+
+def test_a_target_that_changes_the_default_dtype_does_not_change_the_footprint() -> None:
+    torch = pytest.importorskip("torch")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert limits.triad(1200)().dtype == limits.reading(1200)().dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)

@@ -144,6 +144,6 @@ def timed(one: Prepared, benchmark: Any) -> float:
         once = max(1e-5, elapsed([one.fresh(0)]))
         rounds = min(MOST, max(FEWEST, round(SECONDS / once)))
         returned = benchmark.pedantic(lambda call: call(), setup=fresh, rounds=rounds, warmup_rounds=WARM)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Wrong(f"{one.name} raised {describe_error(error)} while it was timed") from error
     return right(one, used[0], returned).ratio

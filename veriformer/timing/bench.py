@@ -21,6 +21,7 @@ from veriformer.benchmarks.implementations import one_thread
 from veriformer.benchmarks.judging import KEPT
 from veriformer.benchmarks.limits import NAMED, Limits, measured
 from veriformer.benchmarks.workloads import Workload
+from veriformer.boundary import quiet
 from veriformer.calling import UsageError
 from veriformer.report.record import environment, number, output_folder
 from veriformer.report.terminal import console_for
@@ -81,7 +82,7 @@ def libraries() -> dict[str, str]:
 
 def follow(console: Console, workload: Workload, targets: Sequence[Target], limits: Limits) -> Comparison:
     """Compare at one workload, and show what came of it."""
-    with console.status(f"{workload.id} …") if console.is_terminal else nullcontext():
+    with console.status(f"{workload.id} …") if console.is_terminal else nullcontext(), quiet():
         found = compare(workload, targets, limits)
     console.print(f"\n[bold]{workload.id}[/]  {workload.sizes}  {workload.dtype}", soft_wrap=True)
     if found.entries:

@@ -25,7 +25,7 @@ class Entrant:
     """Someone at a workload.
 
     worst: of the error budget. words: how the user named the target; empty for a baseline. seconds: of a call, in
-    each sample. ratios: that by the first target's.
+    each sample. ratios: that by the first target's. bytes: allocated by a call.
     """
 
     ready: Prepared
@@ -33,6 +33,7 @@ class Entrant:
     words: str = ""
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def _taken(found: Comparison, one: Entrant, other: Source, suspect: Entrant, mos
     try:
         once = max(SAMPLE, *(elapsed([source.fresh(0)]) for source in (one.ready, other)))
         return in_turn(one.ready, other, min(most, max(FEWEST, round(SECONDS / (2 * once)))))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _refuse(found, suspect, f"{suspect.ready.name} raised {describe_error(error)} while it was timed")
         return None
 
@@ -154,6 +155,16 @@ def _keep(found: Comparison, entrant: Entrant, taken: Pairs | None, side: int) -
     entrant.worst = max(entrant.worst, *later)
 
 
+def _count(found: Comparison, one: Entrant) -> None:
+    """Count its bytes; that is a call more, which may be the first that is wrong, or raise."""
+    try:
+        one.bytes = bytes_of(one.ready)
+    except Wrong as wrong:
+        _refuse(found, one, f"{wrong}, in a later call")
+    except (Exception, SystemExit) as error:
+        _refuse(found, one, f"{one.ready.name} raised {describe_error(error)} while its bytes were counted")
+
+
 def _refuse(found: Comparison, entrant: Entrant, reason: str) -> None:
     if entrant.ready.name not in [one.name for one in found.refused]:
         found.refused.append(Refusal(entrant.ready.name, reason, entrant.words))
@@ -161,6 +172,9 @@ def _refuse(found: Comparison, entrant: Entrant, reason: str) -> None:
 
 def _fill(found: Comparison, first: Entrant, entrants: Sequence[Entrant]) -> None:
     """The rows, fastest first: of who was timed and never found wrong; ratios need the first among them."""
+    for one in entrants:
+        if one.ready.name not in [other.name for other in found.refused]:
+            _count(found, one)
     out = {one.name for one in found.refused}
     if first.ready.name not in out:
         unit = statistics.median(first.seconds)
@@ -172,6 +186,6 @@ def _entry(found: Comparison, one: Entrant, unit: float) -> Entry:
     """The row of someone; the first, who has no ratios, is 1 to itself. unit: seconds of a call of the first."""
     low, ratio, high = statistics.quantiles(one.ratios or [1.0, 1.0], n=4)
     return Entry(
-        one.ready.name, bool(one.words), ratio * unit, ratio, (low, high), bytes_of(one.ready),
+        one.ready.name, bool(one.words), ratio * unit, ratio, (low, high), one.bytes,
         found.limit / (ratio * unit), one.worst, statistics.median(one.seconds), len(one.seconds),
     )  # fmt: skip

@@ -116,7 +116,7 @@ def checked(one: Prepared) -> Accuracy:
     for number in NUMBERS[:2]:
         try:
             returned = one.fresh(number)()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise Wrong(f"{one.name} raised {describe_error(error)}") from error
         found.append(right(one, number, returned))
     return Accuracy(max(a.ratio for a in found), max(a.lost_bits for a in found))
