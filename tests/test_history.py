@@ -334,11 +334,27 @@ def test_files_that_are_not_as_asv_writes_them(root: Path, capsys: pytest.Captur
         ("{", "JSONDecodeError"), (json.dumps({**good, "version": 1}), "version 1, wanted 2"),
         (json.dumps({**good, "results": {COST: [[1.0], [histories.IMPLEMENTATIONS]]}}), "ValueError"),
         (json.dumps({name: value for name, value in good.items() if name != "commit_hash"}), "commit_hash"),
-        ("[]", "TypeError"),
+        ("[]", "TypeError"), (json.dumps({**good, "commit_hash": [1]}), "commit_hash is no text"),
+        (json.dumps({**good, "results": {COST: [["a", 2], [histories.IMPLEMENTATIONS], "1", 1]}}), "no number"),
+        (json.dumps({**good, "results": {COST: [[1, 2], [histories.IMPLEMENTATIONS], "1", "now"]}}), "started_at"),
+        ("[" * 100_000, "RecursionError"),
     ):  # fmt: skip
         path.write_text(bad)
         said = refused(capsys)
         assert str(path) in said and what in said and "restore it with git" in said
+
+
+@pytest.mark.parametrize("folder", [5, "../results", "/results"])
+def test_results_that_do_not_lie_in_the_checkout(
+    root: Path, folder: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "asv.conf.json").write_text(json.dumps({**histories.CONFIGURATION, "results_dir": folder}))
+    assert f"results_dir is {folder!r}, wanted a folder in the checkout" in refused(capsys)
+
+
+def test_a_report_that_cannot_be_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "reports/performance.md").mkdir()
+    assert "the report cannot be written" in refused(capsys) and (root / "reports/performance.md").is_dir()
 
 
 @pytest.mark.parametrize(

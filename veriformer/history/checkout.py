@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from veriformer.calling import UsageError, nearest
 
@@ -59,7 +60,7 @@ def run_git(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProce
 def open_checkout(folder: Path) -> Checkout:
     """The checkout that a folder lies in.
 
-    Raises UsageError where it is none, where it is shallow, or where its asv.conf.json is missing or unreadable.
+    Raises UsageError where it is none, where it is shallow, or where its asv.conf.json is missing or cannot be used.
     """
     done = run_git(folder, ["rev-parse", "--show-toplevel"])
     if done.returncode:
@@ -67,13 +68,20 @@ def open_checkout(folder: Path) -> Checkout:
         raise UsageError(f"history needs a git checkout, {folder} is none ({last}); go into a clone of veriformer")
     root = Path(done.stdout.strip())
     conf = _configuration(root)
-    checkout = Checkout(root, root / conf.get("results_dir", "results"), root / conf.get("html_dir", "html"))
+    checkout = Checkout(root, _folder(root, conf, "results_dir", "results"), _folder(root, conf, "html_dir", "html"))
     if (checkout.git("rev-parse", "--is-shallow-repository") or "").strip() == "true":
         raise UsageError("this is a shallow checkout, its past is missing: git fetch --unshallow")
     return checkout
 
 
-def _configuration(root: Path) -> dict[str, str]:
+def _folder(root: Path, conf: dict[str, Any], name: str, usual: str) -> Path:
+    found = conf.get(name, usual)
+    if not isinstance(found, str) or not (root / found).resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{root / 'asv.conf.json'}: {name} is {found!r}, wanted a folder in the checkout")
+    return root / found
+
+
+def _configuration(root: Path) -> dict[str, Any]:
     path = root / "asv.conf.json"
     if not path.is_file():
         raise UsageError(f"no asv.conf.json in {root}; go into a clone of veriformer")

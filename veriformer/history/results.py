@@ -167,9 +167,14 @@ class Record:
 
 
 def values_of(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float | None]]:
-    """Parameters and value of each cell of a benchmark in a result file."""
+    """Parameters and value of each cell of a benchmark in a result file.
+
+    Raises TypeError or ValueError where there is something else than numbers, or another count of them.
+    """
     words = list(itertools.product(*([word.strip("'\"") for word in choice] for choice in table["params"])))
     values = table["result"] or [None] * len(words)
+    if not all(value is None or isinstance(value, (int, float)) for value in values):
+        raise TypeError("a result that is no number")
     return zip(words, values, strict=True)
 
 
@@ -189,7 +194,10 @@ def read_records(folder: Path) -> Iterator[Record]:
                 list(values_of(table))
             packages = [f"{name} {data['requirements'].get(name)}" for name in ("torch", "numpy")]
             environment = ", ".join([f"Python {data['python']}", *packages])
-            yield Record(data["commit_hash"], environment, tables)
+            found = Record(data["commit_hash"], environment, tables)
+            if not isinstance(found.commit, str) or not isinstance(found.last, (int, float)):
+                raise TypeError("commit_hash is no text, or started_at no number")
+        yield found
 
 
 @contextmanager
@@ -197,7 +205,7 @@ def as_asv_writes(path: Path) -> Iterator[None]:
     """Turn what goes wrong while a file is taken apart into one line about that file."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise UsageError(f"{path} is not as asv writes it ({what}); restore it with git, or delete it") from None
 

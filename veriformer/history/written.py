@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from veriformer.calling import UsageError
 from veriformer.history.curves import BLOCKS, GAP, HEIGHT, WIDTH, blocks, line
 from veriformer.history.results import History
 from veriformer.history.tables import NOTHING, Group, groups_of, number
@@ -94,9 +95,15 @@ def _part(prefix: str, history: History) -> dict[str, Any]:
 
 
 def write(path: Path, text: str) -> Path:
-    """Write a file and the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    """Write a file and the folders above it.
+
+    Raises UsageError where that cannot be.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the report cannot be written: {error}") from None
     return path
 
 
