@@ -81,6 +81,28 @@ def test_what_is_wrong_is_a_failure_and_not_timed(plant: str, said: str, folder,
     assert "FAILED" in printed and said in printed and "interval" not in printed
 
 
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        ("wrong", "of base: result 0 is"),
+        ("raises", "no such device"),
+        ("broken", "of base: importing impls/numpy_norms.py failed"),
+    ],
+)
+def test_what_is_wrong_in_base_alone_is_mentioned(plant: str, said: str, folder, capsys) -> None:  # type: ignore[no-untyped-def]
+    change(folder, planted(plant), NORMS)
+    assert gate(["HEAD~1"]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed and ": nothing to time against" in printed and "FAILED" not in printed
+    assert "no implementation differs" not in printed and "nothing was timed" not in printed
+
+
+def test_a_file_beside_implementations_is_mentioned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(folder, "x = 1", "x = 2", path="impls/_shared.py")
+    assert gate(["HEAD~1"]) == 0
+    assert capsys.readouterr().out == "no workload times an operation of impls/_shared.py\n"
+
+
 def test_nothing_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(folder, NORMS, "nothing of the package", path="README.md")
     assert gate(["HEAD~1"]) == 0 and capsys.readouterr().out == "no implementation differs; nothing to time\n"
@@ -90,7 +112,8 @@ def test_nothing_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_file_of_one_side_is_mentioned(before, after, side, folder, capsys) -> None:  # type: ignore[no-untyped-def]
     change(folder, before, after)
     assert gate(["HEAD~1"]) == 0
-    assert f"is in {side} alone: nothing to time it against" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"is in {side} alone: nothing to time it against" in printed and "no implementation differs" not in printed
 
 
 def test_a_file_that_no_workload_times_is_mentioned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from veriformer.benchmarks.gates.commits import Commits
-from veriformer.benchmarks.gates.rule import Contest, Found, Wanted
+from veriformer.benchmarks.gates.rule import Contest, Found, Unmatched, Wanted
 from veriformer.benchmarks.implementations import LEFT_OUT, Absent, Prepared
-from veriformer.benchmarks.judging import accuracy
+from veriformer.benchmarks.judging import Wrong, accuracy
 from veriformer.benchmarks.measure import NUMBERS, in_turn, judged
 from veriformer.benchmarks.workloads import WORKLOADS, Workload
+from veriformer.boundary import describe_error
 from veriformer.calling import UsageError
 from veriformer.targets import Loaded, Options, load
 
@@ -28,6 +29,12 @@ def files_of(commits: Commits, everything: bool) -> list[str]:
     return [name for name in named if Path(name).parent == Path(FOLDER) and _is_implementation(name)]
 
 
+def others_of(commits: Commits) -> list[str]:
+    """Other files beside implementations that differ: nothing loads them by themselves."""
+    named = [Path(name) for name in commits.changed(FOLDER) if name.endswith(".py")]
+    return [str(path) for path in named if path.parent.name != "faulty" and str(path) not in files_of(commits, False)]
+
+
 def _is_implementation(name: str) -> bool:
     return name.endswith(".py") and not Path(name).name.startswith("_")
 
@@ -40,10 +47,17 @@ class Both:
     head: Prepared
 
     def take(self) -> Mapping[str, Sequence[float]]:
-        """Ratios of one run of pairs. Raises Wrong where a result before, in between or after is wrong."""
-        for one in (self.base, self.head):
+        """Ratios of one run of pairs.
+
+        Raises Wrong where a result before, in between or after is wrong, and Unmatched where base begins with one.
+        """
+        for number in NUMBERS[:2]:
+            judged(self.head, number)
+        try:
             for number in NUMBERS[:2]:
-                judged(one, number)
+                judged(self.base, number)
+        except (Exception, SystemExit) as error:
+            raise Unmatched(str(error) if isinstance(error, Wrong) else describe_error(error)) from error
         taken = in_turn(self.head, self.base)
         for one, kept in zip((self.head, self.base), taken.kept, strict=True):
             for number, returned in kept:
@@ -89,7 +103,8 @@ def _loaded(commits: Commits, side: str, path: str, folder: Path, found: Found) 
         with import_path_kept():
             loaded = load(str(place), Options())
     except UsageError as error:
-        found.failures.append(f"{path} of {side}: {str(error).replace(str(place), path)}")
+        said = f"{path} of {side}: {str(error).replace(str(place), path)}"
+        found.unmatch(said) if side == "base" else found.failures.append(said)
         return {}
     framework, _, tail = Path(path).stem.partition("_")
     named = {}

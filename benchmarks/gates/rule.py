@@ -75,6 +75,10 @@ class Run:
         return self.median > LIMIT and self.low > MARGIN
 
 
+class Unmatched(Exception):
+    """Base is wrong or broken, so there is nothing to time head against: no fault of head."""
+
+
 Wanted = Callable[[str], bool]
 """Whether a user wants a contest of this name."""
 
@@ -116,7 +120,8 @@ class Timing:
 class Found:
     """All timings; failures and remarks, a line each.
 
-    untimed: files without an operation that any workload times; due: whether anything differs that can be timed.
+    untimed: files without an operation that any workload times. due: whether anything differs that can be timed.
+    unmatched: whether something of base was wrong or broken.
     """
 
     timings: list[Timing] = field(default_factory=list)
@@ -124,11 +129,17 @@ class Found:
     remarks: list[str] = field(default_factory=list)
     untimed: list[str] = field(default_factory=list)
     due: bool = False
+    unmatched: bool = False
+
+    def unmatch(self, what: str) -> None:
+        """Remark on something of base that nothing can be timed against."""
+        self.remarks.append(f"{what}: nothing to time against")
+        self.unmatched = True
 
     @property
     def failed(self) -> bool:
         """Whether anything is slower or wrong, or was due and not timed."""
-        nothing = self.due and not self.timings
+        nothing = self.due and not (self.timings or self.unmatched)
         return nothing or bool(self.failures) or any(timing.slower for timing in self.timings)
 
 
@@ -150,7 +161,10 @@ def timed(contests: Iterable[Contest], found: Found) -> None:
 def _runs(contest: Contest, found: Found) -> dict[str, Run]:
     try:
         return {what: Run.of(ratios) for what, ratios in contest.take().items()}
-    except Exception as error:  # an implementation may raise whatever it likes
+    except Unmatched as unmatched:
+        found.unmatch(f"{contest.name}: {unmatched}")
+        return {}
+    except (Exception, SystemExit) as error:  # an implementation may raise whatever it likes
         what = str(error) if isinstance(error, Wrong) else describe_error(error)
         found.failures.append(f"{contest.name}: {what}")
         return {}

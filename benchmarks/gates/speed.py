@@ -3,9 +3,9 @@
 Every implementation file that differs is loaded in both versions into this process, under two names, and called in
 turn at each workload that it has an operation for. If anything else of the package differs, its own speed (import,
 judging one attention function, a thousand cases) is taken in two processes that alternate. Results are judged before,
-in between and after; wrong ones are a failure and not timed. `rule` says when something is slower, and how often that
-is a false alarm. Exit codes: 0 nothing is slower, or nothing that could be timed differs; 1 something is slower or
-wrong, or nothing was timed although something differs; 2 usage.
+in between and after; wrong ones are a failure and not timed, but what is wrong in base alone is only mentioned. `rule`
+says when something is slower, and how often that is a false alarm. Exit codes: 0 nothing is slower, or nothing that
+could be timed differs; 1 something is slower or wrong, or nothing was timed although something differs; 2 usage.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def contests(
 ) -> Iterator[Contest]:
     """All there is to time, cheap things first."""
     one_thread()
+    found.untimed += files.others_of(commits)
     for path in files.files_of(commits, everything):
         yield from files.contests_of(commits, path, folder, wanted, found)
     if everything or commits.changed(*suite.FOLDERS):
@@ -61,9 +62,9 @@ def shown(found: Found) -> int:
     slower = sum(timing.slower for timing in found.timings)
     if found.timings:
         console.print(f"{len(found.timings)} timed, {slower} slower, {len(found.failures)} failed")
-    elif found.due:
+    elif found.due and not found.unmatched:
         console.print("nothing was timed, although something differs that can be")
-    elif not found.failures:
+    elif not (found.failures or found.remarks or found.untimed):
         console.print("no implementation differs; nothing to time")
     return int(found.failed)
 
