@@ -7,11 +7,13 @@ as n/a. All that is asked of the package for calling is `veriformer.targets.load
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -157,6 +159,12 @@ class Prepared:
     def needs_gradient(self) -> bool:
         """Whether a call includes a gradient."""
         return self.workload.direction in ("backward", "training")
+
+    def forward(self) -> Prepared:
+        """The same inputs without the gradient, to judge what a training computes on its way and does not return."""
+        found = copy.copy(self)
+        found.workload = replace(self.workload, direction="forward")
+        return found
 
     def case(self, number: int) -> Any:
         """The inputs of a number as the package's own record of a call, rounded to the dtype; made once, read-only."""

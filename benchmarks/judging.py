@@ -156,7 +156,8 @@ def _precision(prepared: Prepared) -> Any:
 
 def _kept(prepared: Prepared, number: int, make: Callable[[], Any], key: str = "") -> Any:
     """Bounds that another process may have made."""
-    said = repr((prepared.workload.id, number, prepared.dtype, prepared.capabilities, _precision(prepared), key))
+    work = prepared.workload
+    said = repr((work.id, work.direction, number, prepared.dtype, prepared.capabilities, _precision(prepared), key))
     return shared(said, make)
 
 

@@ -69,6 +69,15 @@ def heads_last(q, k, v):
     q, k, v = (np.swapaxes(x, 1, 2) for x in (q, k, v))
     return np.swapaxes(softmax(q @ np.swapaxes(k, -1, -2) * q.shape[-1] ** -0.5) @ v, 1, 2)
 
+def loss(logits, targets, *, label_smoothing=0.0, reduction="mean"):
+    return np.zeros((), logits.dtype)
+
+def loss_vjp(cotangent, logits, targets, *, label_smoothing=0.0, reduction="mean"):
+    rows, classes = logits.shape
+    wanted = np.full(logits.shape, label_smoothing / classes, logits.dtype)
+    wanted[np.arange(rows), targets] += 1 - label_smoothing
+    return ((softmax(logits) - wanted) * cotangent / rows,)
+
 def without_keywords(q, k, v):
     return v
 
@@ -174,6 +183,12 @@ def test_heads_after_tokens_are_right_where_that_is_declared() -> None:
         targets = entrants.opened(["attention=ours.py:heads_last"], Options(declare={"layout": layout}))
         found = compare(BY_ID["attention-decode"], targets, LIMITS, 11, others=False)
         assert bool(found.entries) == right and bool(found.refused) != right
+
+
+def test_a_wrong_loss_with_right_gradients_is_refused() -> None:
+    targets = entrants.opened(["cross_entropy=ours.py:loss"], Options())
+    found = compare(BY_ID["loss-smoothed"], targets, LIMITS, 11, others=False)
+    assert found.wrong and not found.entries and "result 0 is" in found.refused[0].line
 
 
 def test_twice_the_work_shows_as_twice_the_time() -> None:
