@@ -56,6 +56,10 @@ LEFT_OUT = {
 """Who is not, and why; those of an operation of ACCURACY_ONLY (`inputs`) are not judged either."""
 
 
+SEEDS = 3
+"""How many inputs are drawn; those of further numbers are these with their entries turned round."""
+
+
 class Absent(NotImplementedError):
     """This version of the package, or this implementation, has nothing to time here."""
 
@@ -122,8 +126,8 @@ def _judges_gradients() -> bool:
 class Prepared:
     """One implementation at one workload: calls on inputs of their own.
 
-    loaded: as `veriformer.targets.load` gives it. Raises Absent where it lacks the operation, the dtype, or a
-    way to its gradient.
+    loaded: as `veriformer.targets.load` gives it. natives: the arrays of the latest fresh call. Raises Absent where
+    it lacks the operation, the dtype, or a way to its gradient.
     """
 
     def __init__(self, loaded: Any, workload: Workload, dtype: str = "") -> None:
@@ -135,6 +139,7 @@ class Prepared:
         self.framework, self.capabilities = self.boundary.framework, self.boundary.capabilities
         self.vjp: Any = getattr(self.boundary, "vjp", None)
         self._cases: dict[int, Any] = {}
+        self.natives: dict[str, Any] = {}
         self._refuse_what_it_lacks(loaded.description)
 
     def _refuse_what_it_lacks(self, description: Any) -> None:
@@ -167,12 +172,23 @@ class Prepared:
         return found
 
     def case(self, number: int) -> Any:
-        """The inputs of a number as the package's own record of a call, rounded to the dtype; made once, read-only."""
-        if number not in self._cases:
-            self._cases[number] = self._case(number)
-        return self._cases[number]
+        """The inputs of a number as the package's own record of a call, rounded to the dtype, read-only."""
+        base = self._base(number)
+        return base.with_arrays(**self._turned(base, number)) if number >= SEEDS else base
 
-    def _case(self, number: int) -> Any:
+    def _base(self, number: int) -> Any:
+        """The inputs that a number has but for a turn; drawn once."""
+        seed = number % SEEDS
+        if seed not in self._cases:
+            self._cases[seed] = self._drawn(seed)
+        return self._cases[seed]
+
+    def _turned(self, base: Any, number: int) -> dict[str, np.ndarray]:
+        """The first array of real numbers with all its entries some places further: new values for little time."""
+        name = next(name for name, array in base.arrays.items() if array.dtype.kind == "f")
+        return {name: np.roll(base.arrays[name], number // SEEDS)}
+
+    def _drawn(self, number: int) -> Any:
         from veriformer.case import Case
 
         found = Case(self.workload.operation, self.workload.arrays(number), self.workload.keywords, self.dtype)
@@ -194,8 +210,8 @@ class Prepared:
         """A call on fresh arrays with the inputs of a number; building them is not part of it."""
         if self.workload.prompt:
             return self._generation(number)
-        case = self.case(number)
-        positional, named, natives = self._arguments(case)
+        positional, named, natives = self._arguments(self._request(number))
+        self.natives = natives
         function = self.boundary.function
         if getattr(self.boundary.plan, "factory", False):
             with self.framework.seeded():
@@ -208,11 +224,17 @@ class Prepared:
             return self._with_vjp(forward, number, positional, named)
         return self._with_autograd(forward, number, natives)
 
-    def _arguments(self, case: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    def _request(self, number: int) -> Any:
+        """The inputs of a number as what is asked of an implementation."""
         from veriformer.boundary import Request
+
+        base = self._base(number)
+        turned = self._turned(base, number) if number >= SEEDS else {}
+        return Request({**base.arrays, **turned}, base.keywords, base.dtype)
+
+    def _arguments(self, request: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
         from veriformer.calling import arguments
 
-        request = Request(case.arrays, case.keywords, case.dtype)
         return arguments(self.boundary.plan, self.capabilities, self.framework, request)
 
     def _with_vjp(
@@ -252,15 +274,13 @@ class Prepared:
 
     def _generation(self, number: int) -> Callable[[], Any]:
         """Greedy generation by a model made of the weights: tokens[1,length], and the logits that chose them."""
-        from veriformer.boundary import Request
         from veriformer.models import model_arguments
 
-        case, work = self.case(number), self.workload
-        request, facts = Request(case.arrays, case.keywords, case.dtype), self.boundary.facts
+        request, work, facts = self._request(number), self.workload, self.boundary.facts
         positional, named, _ = model_arguments(self.boundary.plan, self.capabilities, self.framework, request, facts)
         with self.framework.seeded():
             model = self.framework.in_eval(self.boundary.function(*positional, **named))
-        prompt = case["tokens"]
+        prompt = request.arrays["tokens"]
         extended = self._one_by_one if work.direction == "generation" else self._anew
         return lambda: extended(model, prompt, work.length)
 

@@ -78,6 +78,28 @@ def accuracy(prepared: Prepared, number: int, returned: Any, limit: float = 1.0)
     return _worst(pairs, prepared, limit)
 
 
+def inputs_of(prepared: Prepared) -> dict[str, bytes]:
+    """The bits of the arrays that the latest fresh call was given, without caches that it may write into."""
+    framework, given = prepared.framework, dict(prepared.natives)
+    for name in ("k_cache", "v_cache") if getattr(prepared.capabilities, "cache_in_place", False) else ():
+        given.pop(name, None)
+    return {name: framework.read(native)[0].tobytes() for name, native in given.items()}
+
+
+def keeps_contract(prepared: Prepared, before: dict[str, bytes], returned: Any) -> None:
+    """Raise Wrong where a call has written into its inputs, or where real results have another dtype than they."""
+    now = inputs_of(prepared)
+    changed = [name for name in before if now[name] != before[name]]
+    if changed:
+        raise Wrong(f"{prepared.name} wrote into its input {changed[0]}")
+    if prepared.workload.prompt or prepared.needs_gradient:
+        return
+    for result in prepared.results(returned):
+        name = prepared.framework.read(result)[1]
+        if name.startswith(("float", "bfloat")) and name != prepared.dtype:
+            raise Wrong(f"{prepared.name} returned {name}, wanted {prepared.dtype}")
+
+
 Pair = tuple[str, np.ndarray, Any]
 """A result's name, its values in float64, and the bound of it."""
 
@@ -205,6 +227,8 @@ def rms(values: np.ndarray) -> float:
 def lost_bits(found: np.ndarray, value: np.ndarray, dtype: str) -> float:
     """The dtype's bits less those that are right: log2 of the rms error by the rms value, in unit roundoffs."""
     size, error = rms(value), rms(found - value)
+    if not math.isfinite(error):
+        return math.inf
     if size == 0 or error == 0:
         return -EXACT
     return max(-EXACT, math.log2(error / size) + BITS[dtype])

@@ -1,8 +1,9 @@
 """How time and memory are taken: in turn with the yardstick, on fresh inputs, of results that are checked.
 
 CPU time of this process, one thread. A cost is the median over pairs of (a call, the yardstick) taken one right
-after the other, which what else the machine does moves little. Every call has inputs of its own, which alternate
-between NUMBERS; results are judged before, and afterwards those of one call in the middle and of the last.
+after the other, which what else the machine does moves little. Every call has inputs that no call had before, so
+that nobody can look a result up; results are judged before, and afterwards those of one call in the middle and of the
+last.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .implementations import Prepared
-from .judging import Accuracy, accuracy
+from .judging import Accuracy, accuracy, inputs_of, keeps_contract
 from .memory import allocated
 from .yardstick import yardstick
 
 PAIRS = 41
-NUMBERS = (0, 1, 2)
-"""Inputs that calls alternate between."""
+NUMBERS = (0, 1)
+"""Numbers of the inputs whose results are judged before anything is timed."""
 SAMPLE = 0.002
 """Seconds that one sample lasts at least, as far as MOST calls reach."""
 MOST = 128
@@ -65,8 +66,26 @@ class Pairs:
 
 
 def judged(prepared: Prepared, number: int) -> Accuracy:
-    """The accuracy of one call. Raises judging.Wrong where it is wrong."""
-    return accuracy(prepared, number, prepared.fresh(number)())
+    """The accuracy of one call; of a training also of the forward pass, which no call returns.
+
+    Raises judging.Wrong where it is wrong, writes into its inputs, or gives another dtype.
+    """
+    calls = (prepared.forward(), prepared) if prepared.workload.direction == "training" else (prepared,)
+    return worst([judged_call(call, number) for call in calls])
+
+
+def judged_call(prepared: Prepared, number: int) -> Accuracy:
+    """The accuracy of one call as it is made, and whether it keeps to its contract."""
+    call = prepared.fresh(number)
+    before = inputs_of(prepared)
+    returned = call()
+    keeps_contract(prepared, before, returned)
+    return accuracy(prepared, number, returned)
+
+
+def worst(found: Sequence[Accuracy]) -> Accuracy:
+    """The worst of several."""
+    return Accuracy(max(a.ratio for a in found), max(a.lost_bits for a in found))
 
 
 def cost_of(prepared: Prepared, pairs: int = PAIRS) -> Cost:
@@ -74,11 +93,10 @@ def cost_of(prepared: Prepared, pairs: int = PAIRS) -> Cost:
 
     Raises judging.Wrong where a result before, in between or after is wrong.
     """
-    found = [judged(prepared, number) for number in NUMBERS[:2]]
+    found = [judged(prepared, number) for number in NUMBERS]
     taken = in_turn(prepared, Yardstick(), pairs)
     found += [accuracy(prepared, number, returned) for number, returned in taken.kept[0]]
-    worst = Accuracy(max(a.ratio for a in found), max(a.lost_bits for a in found))
-    return Cost(statistics.median(taken.ratios), statistics.median(taken.seconds[0]), worst)
+    return Cost(statistics.median(taken.ratios), statistics.median(taken.seconds[0]), worst(found))
 
 
 def in_turn(one: Source, other: Source, pairs: int = PAIRS) -> Pairs:
@@ -92,14 +110,14 @@ def in_turn(one: Source, other: Source, pairs: int = PAIRS) -> Pairs:
     longest = max(SAMPLE, *once)
     counts = [max(1, min(MOST, round(longest / max(seconds, 1e-7)))) for seconds in once]
     for turn in range(pairs):
-        number, each = NUMBERS[turn % len(NUMBERS)], [0.0, 0.0]
+        number, each = (turn + 2) * MOST, [0.0, 0.0]
         for side in (0, 1) if turn % 2 else (1, 0):
-            calls = [sources[side].fresh(number) for _ in range(counts[side])]
+            calls = [sources[side].fresh(number - i) for i in range(counts[side])]
             seconds, returned = timed(calls)
             each[side] = seconds / counts[side]
             found.seconds[side].append(each[side])
             if turn in (pairs // 2, pairs - 1):
-                found.kept[side].append((number, returned))
+                found.kept[side].append((number - counts[side] + 1, returned))
         found.ratios.append(each[0] / each[1])
     return found
 

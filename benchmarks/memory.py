@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch is imported: its profiler talks on stderr
+for _name, _level in (("KINETO_LOG_LEVEL", "99"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
+    os.environ.setdefault(_name, _level)  # before torch is imported: its profiler talks on stderr
 
 SET_HANDLER = 304
 """Where PyDataMem_SetHandler stands in NumPy's table of C functions (NumPy 1.22 and later)."""

@@ -25,7 +25,8 @@ HALTING_STEPS = 6
 class Workload:
     """One thing to time.
 
-    direction: "forward", "backward" (vector-Jacobian product, the forward done before), "training" (both),
+    direction: "forward", "backward" (vector-Jacobian product; by autograd the forward is done before, a function
+    OPERATION_vjp does what it needs of it itself), "training" (both),
     "generation" (greedy, one step a token) or "generation-uncached" (greedy, the whole for each token).
     flops: least arithmetic. numbers: how many of the dtype must be read or written at least. draw: float64 arrays
     by name, from a generator of random numbers. prompt, length: of a generation.

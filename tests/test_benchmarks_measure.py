@@ -110,6 +110,50 @@ def test_a_result_kept_by_the_place_of_its_input_is_refused() -> None:
         cost_of(ready(cached(softmax, lambda x: x.ctypes.data)), pairs=15)
 
 
+def test_no_call_has_values_that_another_had() -> None:
+    seen: list[bytes] = []
+
+    def looked(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
+        seen.append(x.tobytes())
+        return softmax(x, axis=axis)
+
+    in_turn(one := ready(looked), ready(), pairs=9)
+    assert len(set(seen)) == len(seen) - 2  # three first calls, to see how long one takes, are the same
+    for number in (0, 5, 700):
+        one.fresh(number)
+        assert np.array_equal(one.case(number)["x"], one.natives["x"])
+
+
+def test_what_is_looked_up_by_a_part_of_the_values_is_refused() -> None:
+    """Turned round, an input of which a part is at its place again is another one."""
+    with pytest.raises(Wrong, match="mine"):
+        cost_of(ready(cached(softmax, lambda x: x[3, :1].tobytes() > x[3, 1:2].tobytes())), pairs=15)
+
+
+def in_place(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    found = softmax(x, axis=axis)
+    x *= 2
+    return found
+
+
+def loss(logits: np.ndarray, targets: np.ndarray, *, label_smoothing: float = 0.0) -> np.ndarray:
+    return np.float32(0 * logits.sum())
+
+
+def test_what_writes_into_its_inputs_or_gives_another_dtype_is_refused() -> None:
+    with pytest.raises(Wrong, match="mine wrote into its input x"):
+        judged(ready(in_place), 0)
+    with pytest.raises(Wrong, match="mine returned float64, wanted float32"):
+        judged(ready(lambda x, *, axis=-1: softmax(x.astype(float), axis=axis)), 0)
+
+
+def test_of_a_training_the_forward_pass_is_judged_too() -> None:
+    right = named("numpy:loss", "cross_entropy").boundaries["cross_entropy"].vjp
+    functions = {"cross_entropy": loss, "cross_entropy_vjp": right}
+    with pytest.raises(Wrong, match="mine: result 0"):
+        judged(Prepared(load_functions(functions, Options(), "mine"), BY_ID["loss-smoothed"]), 0)
+
+
 def a_model(after: int) -> Prepared:
     """A cached decoder whose logits are off after so many steps."""
     one = Prepared(named("numpy:decoder_growing", "decoder_lm"), BY_ID["generate-cached"])

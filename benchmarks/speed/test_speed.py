@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from functools import cache, partial
-from itertools import cycle
+from itertools import count
 from typing import Any
 
 import pytest
@@ -100,7 +100,7 @@ def test_speed(workload: Workload, make: Any, words: str, benchmark: Any) -> Non
         reason = str(wrong)
         forget(benchmark)
     if reason:  # outside of the handler, so that pytest shows the line alone
-        pytest.fail(Refusal(one.name, reason, words).line, pytrace=False)
+        pytest.fail(Refusal(one.name, reason, words).line(), pytrace=False)
 
 
 test_speed.__test__ = True  # type: ignore[attr-defined]  # collected whatever python_functions says
@@ -134,7 +134,7 @@ def timed(one: Prepared, benchmark: Any) -> float:
     Raises Wrong where that is wrong, and where a call raises.
     """
     used: list[int] = []
-    turns = cycle(NUMBERS)
+    turns = count(len(NUMBERS))
 
     def fresh() -> tuple[tuple[Any], dict[str, Any]]:
         used[:] = [next(turns)]
