@@ -21,13 +21,14 @@ from veriformer.benchmarks.limits import Limits
 from veriformer.benchmarks.workloads import BY_ID
 from veriformer.calling import UsageError
 from veriformer.targets import Options
-from veriformer.timing import bench, comparing, entrants, roofline, said
+from veriformer.timing import bench, comparing, entrants, roofline, said, trial
 from veriformer.timing.comparing import Comparison, Entry, compare
 
 LIMITS = Limits(((2**18, 80e9), (2**28, 10e9)), {"float32": 100e9})
 FORWARD = BY_ID["softmax-forward"]
 LIBRARY = f"""
 {SOFTMAX}
+import ctypes, os
 from numpy._core.multiarray import get_handler_name
 from veriformer.impls import numpy_plain
 
@@ -55,6 +56,19 @@ def gives_up(x, *, axis=-1):
 
 def ends(x, *, axis=-1):
     raise SystemExit(3)
+
+def leaves(x, *, axis=-1):
+    os._exit(3)
+
+def segfaults(x, *, axis=-1):
+    ctypes.string_at(0)
+
+def hangs(x, *, axis=-1):
+    while True:
+        pass
+
+def leaves_in_gradients(cotangent, x, *, axis=-1):
+    os._exit(4)
 
 def cannot_be_counted(x, *, axis=-1):
     if get_handler_name() == "veriformer_counting":
@@ -152,6 +166,81 @@ def test_a_wrong_target_is_one_line_and_not_timed(
     assert not Path("out/roofline.svg").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("leaves", "ended its process (exit code 3)"),
+        ("segfaults", "ended its process (SIGSEGV)"),
+        ("hangs", "took longer than 2 s"),
+    ],
+)
+def test_who_ends_the_process_or_hangs_is_one_line_beside_who_is_right(
+    name: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "PATIENCE", 2.0)
+    assert run(f"softmax=ours.py:{name}", "softmax=ours.py:softmax", "--workload", "softmax-forward") == 1
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("WRONG")]
+    assert line.startswith(f"WRONG  ours.py:{name} {reason} at softmax-forward; not timed; `veriformer check softmax=")
+    assert "> ours.py:softmax" in out and f"> ours.py:{name}" not in out
+
+
+def test_who_ends_the_process_is_called_at_no_other_workload_and_gradients_are_tried_too(
+    library: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (library / "mine.py").write_text(f"{LIBRARY}\nsoftmax_vjp = leaves_in_gradients\n__all__ = ['softmax']\n")
+    assert run("mine.py") == 1
+    out = capsys.readouterr().out
+    assert "WRONG  mine ended its process (exit code 4) at softmax-backward" in out.replace("mine.py ", "mine ")
+    assert re.search("not timed: mine(.py)? ended its process .exit code 4. at softmax-backward", out)
+
+
+def test_an_import_that_ends_the_process_is_one_line(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (library / "gone.py").write_text("import os\nos._exit(5)\n")
+    assert run("softmax=gone.py:softmax") == 2
+    assert capsys.readouterr().err == "veriformer: importing softmax=gone.py:softmax ended the process (exit code 5)\n"
+
+
+def test_the_command_that_tells_more_repeats_what_was_said_of_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    said = ("--declare", "max_magnitude=10 000", "--returns", "out", "--accepts", "axis", "--framework", "numpy")
+    assert run("softmax=ours.py:wrong", *said[2:], "--workload", "softmax-forward") == 1
+    out = capsys.readouterr().out
+    assert "`veriformer check softmax=ours.py:wrong --accepts axis --returns out --framework numpy` tells more" in out
+    given = cli.build_parser().parse_args(["bench", "x", *said])
+    assert cli.flags_of(given).startswith(" --declare 'max_magnitude=10 000' --accepts")
+
+
+@pytest.mark.parametrize("first", ["wears_out", "gives_up"])
+def test_who_stands_behind_a_first_target_that_turns_wrong_is_timed(first: str) -> None:
+    found = compare(
+        FORWARD, entrants.opened([f"softmax=ours.py:{n}" for n in (first, "softmax")], Options()), LIMITS, 11
+    )
+    assert [one.name for one in found.refused] == [f"ours.py:{first}"]
+    ratios = {row.name: row.ratio for row in found.entries}
+    assert ratios.keys() == {"ours.py:softmax", "numpy:plain"} and ratios["ours.py:softmax"] == 1
+
+
+def test_the_first_target_is_timed_though_all_others_raise() -> None:
+    targets = entrants.opened([f"softmax=ours.py:{n}" for n in ("softmax", "gives_up")], Options())
+    found = compare(FORWARD, targets, LIMITS, 11, others=False)
+    assert [one.name for one in found.refused] == ["ours.py:gives_up"]
+    assert [row.name for row in found.entries] == ["ours.py:softmax"]
+
+
+@pytest.mark.parametrize("command", ["bench", "history", "check"])
+def test_only_a_check_that_is_interrupted_has_a_report(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(given: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, f"run_{command}", interrupted)
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, *(["softmax=ours.py:softmax"] if command == "bench" else [])])
+    tail = "; the report holds what was judged" if command == "check" else ""
+    assert left.value.code == 130 and capsys.readouterr().err == f"veriformer: interrupted{tail}\n"
+
+
 def test_a_right_target_beside_a_wrong_one_is_timed_and_the_exit_code_is_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -170,7 +259,7 @@ def test_a_right_target_beside_a_wrong_one_is_timed_and_the_exit_code_is_1(
 )
 def test_who_is_wrong_later_is_shown_without_a_time(name: str, reason: str) -> None:
     found = at(name)
-    assert found.wrong and not found.entries and reason in found.refused[0].line
+    assert found.wrong and not found.entries and reason in found.refused[0].line()
 
 
 def test_what_a_target_prints_stays_out_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +277,7 @@ def test_heads_after_tokens_are_right_where_that_is_declared() -> None:
 def test_a_wrong_loss_with_right_gradients_is_refused() -> None:
     targets = entrants.opened(["cross_entropy=ours.py:loss"], Options())
     found = compare(BY_ID["loss-smoothed"], targets, LIMITS, 11, others=False)
-    assert found.wrong and not found.entries and "result 0 is" in found.refused[0].line
+    assert found.wrong and not found.entries and "result 0 is" in found.refused[0].line()
 
 
 def test_twice_the_work_shows_as_twice_the_time() -> None:
@@ -231,6 +320,7 @@ def test_a_baseline_that_is_a_target_is_there_once() -> None:
         ),
         (["softmax=ours.py:sofmax"], "ours.py has no attribute 'sofmax'; nearest is 'softmax'"),
         (["softmax=ours.py:softmax", "--declare", "layot=BHTD"], "unknown capability 'layot'"),
+        (["softmax=ours.py:softmax", "--workload", ""], "--workload '': wanted the id of a workload"),
         ([], "the following arguments are required: TARGET"),
     ],
 )
@@ -319,6 +409,7 @@ def test_places_are_moved_apart_within_bounds_and_keep_their_order(places: list[
 def test_numbers_are_short() -> None:
     assert [said.duration(s) for s in (1.234, 1.2e-3, 5.9e-5, 2e-8)] == ["1.23 s", "1.2 ms", "59 µs", "20 ns"]
     assert [said.size(n) for n in (12, 2**10, 1.5 * 2**20, 2**31)] == ["12 B", "1 KiB", "1.5 MiB", "2 GiB"]
+    assert [said.share(f) for f in (1.87e-10, 0.00123, 1234, 0, math.nan)] == ["1.9e-10", "0.0012", "1234", "0", "-"]
     assert [said.percent(f) for f in (0.345, 0.00171, 1.2, 0)] == ["34 %", "0.17 %", "120 %", "0 %"]
     assert said.three(math.nan) == "-" and said.rate(15.96e9) == "16 GB/s"
 

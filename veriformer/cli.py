@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"veriformer: {error}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print("veriformer: interrupted; the report holds what was judged", file=sys.stderr)
+        tail = "; the report holds what was judged" if given.run is run_check else ""
+        print(f"veriformer: interrupted{tail}", file=sys.stderr)
         code = 130
     except BrokenPipeError:
         sys.stderr.close()
@@ -256,7 +258,16 @@ def run_bench(given: argparse.Namespace) -> int:
     """Time the targets beside installed baselines: 0, or 1 where one is wrong and was not timed."""
     from veriformer.timing.bench import show_bench
 
-    return show_bench(given.targets, options_of(given), words(given.workload), given.output)
+    if not all(words([one]) for one in given.workload):
+        raise UsageError("--workload '': wanted the id of a workload, or no --workload for all")
+    return show_bench(given.targets, options_of(given), words(given.workload), given.output, flags_of(given))
+
+
+def flags_of(given: argparse.Namespace) -> str:
+    """What the user said about targets, to be repeated in a command: each option with a blank before."""
+    said = [(f"--{name}", value) for name in ("declare", "accepts", "returns") for value in getattr(given, name) or ()]
+    said += [("--framework", given.framework)] if given.framework else []
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in said)
 
 
 def run_history(given: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import json
 import platform
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,23 +29,24 @@ from veriformer.targets import Options
 from veriformer.timing.comparing import Comparison, Entry, compare
 from veriformer.timing.entrants import Target, doable, frameworks, opened, workloads_of
 from veriformer.timing.roofline import roofline
-from veriformer.timing.said import duration, percent, rate, size, three
+from veriformer.timing.said import duration, percent, rate, share, size, three
+from veriformer.timing.trial import tried, workers_of
 
 SCHEMA = "veriformer/bench/1"
 LIBRARIES = ("numpy", "torch")
 
 
-def show_bench(targets: Sequence[str], options: Options, names: Sequence[str], folder: str) -> int:
+def show_bench(targets: Sequence[str], options: Options, names: Sequence[str], folder: str, flags: str = "") -> int:
     """Compare, show and save: 0, or 1 where a target is wrong at a workload.
 
-    names: of workloads, or none for all that apply. folder: where bench.json and roofline.svg go.
-    Raises UsageError for what `workloads_of` and `doable` refuse, and without threadpoolctl.
+    names: of workloads, or none for all that apply. folder: where bench.json and roofline.svg go. flags: what the user
+    said about the targets, with a blank before, to be repeated where a command is proposed.
+    Raises UsageError for what `workers_of`, `workloads_of` and `doable` refuse, and without threadpoolctl.
     """
     if not importlib.util.find_spec("threadpoolctl"):
         raise UsageError("bench needs threadpoolctl, which is not installed: pip install veriformer[bench]")
-    console, mine = console_for(), opened(targets, options)
-    workloads = workloads_of(mine, names)
-    doable(workloads, mine)
+    console = console_for()
+    mine, workloads = entrants_of(console, targets, options, names)
     place, note = output_folder(folder, "picture and numbers")
     if note:
         console.print(note, soft_wrap=True, markup=False)
@@ -53,12 +54,32 @@ def show_bench(targets: Sequence[str], options: Options, names: Sequence[str], f
     limits = measured(sorted({one.dtype for one in workloads}))
     header(console, workloads, limits)
     try:
-        found = [follow(console, one, mine, limits) for one in workloads]
+        found = [follow(console, one, mine, limits, flags) for one in workloads]
     finally:
         shutil.rmtree(KEPT, ignore_errors=True)
     files = save(place, found, limits)
     footer(console, found, f"{place}/  ({', '.join(files)})")
     return int(any(one.wrong for one in found))
+
+
+def entrants_of(
+    console: Console, targets: Sequence[str], options: Options, names: Sequence[str]
+) -> tuple[list[Target], list[Workload]]:
+    """Targets and their workloads, after a first call in a process of its own.
+
+    Imported there first too: an import that ends its process is then an error in one line.
+    """
+    with waiting(console, "a first call in a process of its own …"), ExitStack() as stack:
+        workers = workers_of(targets, options, stack)
+        mine = opened(targets, options)
+        workloads = workloads_of(mine, names)
+        doable(workloads, mine)
+        return tried(mine, workers, workloads), workloads
+
+
+def waiting(console: Console, words: str) -> AbstractContextManager[Any]:
+    """Show words while it lasts, on a terminal."""
+    return console.status(words) if console.is_terminal else nullcontext()
 
 
 def header(console: Console, workloads: Sequence[Workload], limits: Limits) -> None:
@@ -80,15 +101,17 @@ def libraries() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in LIBRARIES if importlib.util.find_spec(name)}
 
 
-def follow(console: Console, workload: Workload, targets: Sequence[Target], limits: Limits) -> Comparison:
+def follow(
+    console: Console, workload: Workload, targets: Sequence[Target], limits: Limits, flags: str = ""
+) -> Comparison:
     """Compare at one workload, and show what came of it."""
-    with console.status(f"{workload.id} …") if console.is_terminal else nullcontext(), quiet():
+    with waiting(console, f"{workload.id} …"), quiet():
         found = compare(workload, targets, limits)
     console.print(f"\n[bold]{workload.id}[/]  {workload.sizes}  {workload.dtype}", soft_wrap=True)
     if found.entries:
         console.print(table(found.entries))
     for one in found.refused:
-        console.print(one.line, style="red" if one.words else "yellow", soft_wrap=True, markup=False)
+        console.print(one.line(flags), style="red" if one.words else "yellow", soft_wrap=True, markup=False)
     for reason in found.absent:
         console.print(f"not timed: {reason}", style="dim", soft_wrap=True, markup=False)
     return found
@@ -101,7 +124,7 @@ def table(entries: Sequence[Entry]) -> Table:
     for title in ("CPU time", "ratio", "allocates", "of limit", "of budget"):
         grid.add_column(title, justify="right", no_wrap=True)
     for one in entries:
-        cells = (duration(one.seconds), f"{one.ratio:.2f}", size(one.bytes), percent(one.fraction), three(one.worst, 2))
+        cells = (duration(one.seconds), f"{one.ratio:.2f}", size(one.bytes), percent(one.fraction), share(one.worst))
         name = Text(f"{'>' if one.target else ' '} {one.name}")
         grid.add_row(name, *cells, style="bold" if one.target else "")
     return grid
@@ -113,7 +136,8 @@ def footer(console: Console, found: Sequence[Comparison], files: str) -> None:
         console.print(
             "\n> target. ratio: CPU time by the first target's, median of pairs taken in turn.\n"
             "of limit: least time that arithmetic or memory traffic takes here, by the time\n"
-            "taken. of budget: worst error by what a right implementation may err."
+            "taken. of budget: worst error by what a right implementation may err.\n"
+            "allocates: what the target's own framework (NumPy, torch) does, nothing else's."
         )
     console.print(f"\nfiles: {files}", soft_wrap=True, markup=False)
 

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from veriformer.benchmarks.implementations import Absent, Prepared
 from veriformer.benchmarks.judging import Wrong
@@ -66,10 +67,9 @@ class Refusal:
     reason: str
     words: str = ""
 
-    @property
-    def line(self) -> str:
-        """What is wrong, and for a target where to learn more."""
-        more = self.words if "=" in self.words else self.name
+    def line(self, flags: str = "") -> str:
+        """What is wrong, and for a target where to learn more; flags: as the user gave them, with a blank before."""
+        more = (self.words if "=" in self.words else self.name) + flags
         return f"WRONG  {self.reason}; not timed" + (f"; `veriformer check {more}` tells more" if self.words else "")
 
 
@@ -95,13 +95,36 @@ def compare(
     """Targets beside baselines (others: whether there are any) at one workload; at most so many pairs of each."""
     found = Comparison(workload, limit_of(workload, limits))
     mine = [one for one in targets if workload.operation in one.loaded.boundaries]
-    ours = _admitted(found, [(partial(prepared, one.loaded, workload), one.words) for one in mine])
-    if ours:
-        names = baselines(workload, [one.name for one in mine]) if others else []
-        theirs = _admitted(found, [(partial(baseline, name, workload), "") for name in names])
+    alive = [one for one in mine if _lives(found, one)]
+    ours = _admitted(found, [(partial(prepared, one.loaded, workload), one.words) for one in alive])
+    names = baselines(workload, [one.name for one in mine]) if ours and others else []
+    theirs = _admitted(found, [(partial(baseline, name, workload), "") for name in names])
+    while ours and not found.entries:  # again without the first target where that turned out wrong
         _time(found, ours[0], [*ours[1:], *theirs], most)
         _fill(found, ours[0], [*ours, *theirs])
+        ours, theirs = _left(found, ours), _left(found, theirs)
     return found
+
+
+def _lives(found: Comparison, one: Target) -> bool:
+    """Whether a target may be called; where its process ended in a first call, the comparison says so."""
+    if one.ending is None:
+        return True
+    reason = f"{one.name} {one.ending.reason} at {one.ending.workload}"
+    if one.ending.workload == found.workload.id:
+        found.refused.append(Refusal(one.name, reason, one.words))
+    else:
+        found.absent.append(reason)
+    return False
+
+
+def _left(found: Comparison, entrants: Sequence[Entrant]) -> list[Entrant]:
+    """Those who are not refused, with no times yet."""
+    return [Entrant(one.ready, one.worst, one.words) for one in entrants if not _out(found, one)]
+
+
+def _out(found: Comparison, one: Entrant) -> bool:
+    return one.ready.name in [refusal.name for refusal in found.refused]
 
 
 def _admitted(found: Comparison, makers: Sequence[tuple[Callable[[], Prepared], str]]) -> list[Entrant]:
@@ -122,22 +145,47 @@ def _admitted(found: Comparison, makers: Sequence[tuple[Callable[[], Prepared], 
 
 def _time(found: Comparison, first: Entrant, others: Sequence[Entrant], most: int) -> None:
     """Time each of the others in turn with the first; the first alone in turn with the yardstick."""
-    if not others:
-        taken = _taken(found, first, Yardstick(), first, most)
-        _keep(found, first, taken, 0)
     for other in others:
-        taken = _taken(found, other, first.ready, other if other.words else first, most)
+        if _out(found, first):
+            return
+        taken = _taken(found, other, first, most)
         other.ratios = taken.ratios if taken else []
         _keep(found, other, taken, 0)
         _keep(found, first, taken, 1)
+    if not first.seconds and not _out(found, first):
+        _keep(found, first, _taken(found, first, None, most), 0)
 
 
-def _taken(found: Comparison, one: Entrant, other: Source, suspect: Entrant, most: int) -> Pairs | None:
-    """Calls in turn, as many pairs as there is time for; None where one raises: then the suspect is refused."""
+class Watched:
+    """A source that keeps in mind whether it raised."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.raised = source, False
+
+    def fresh(self, number: int, /) -> Callable[[], Any]:
+        """The source's call."""
+        call = self._watched(lambda: self.source.fresh(number))
+        return lambda: self._watched(call)
+
+    def _watched(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (Exception, SystemExit):
+            self.raised = True
+            raise
+
+
+def _taken(found: Comparison, one: Entrant, other: Entrant | None, most: int) -> Pairs | None:
+    """Calls in turn (other: None for the yardstick), as many pairs as there is time for.
+
+    None where one raises, who is refused.
+    """
+    sources = Watched(one.ready), Watched(other.ready if other else Yardstick())
     try:
-        once = max(SAMPLE, *(elapsed([source.fresh(0)]) for source in (one.ready, other)))
-        return in_turn(one.ready, other, min(most, max(FEWEST, round(SECONDS / (2 * once)))))
+        once = max(SAMPLE, *(elapsed([source.fresh(0)]) for source in sources))
+        return in_turn(*sources, min(most, max(FEWEST, round(SECONDS / (2 * once)))))
     except (Exception, SystemExit) as error:
+        suspect = other if other and sources[1].raised else one
         _refuse(found, suspect, f"{suspect.ready.name} raised {describe_error(error)} while it was timed")
         return None
 
@@ -166,19 +214,18 @@ def _count(found: Comparison, one: Entrant) -> None:
 
 
 def _refuse(found: Comparison, entrant: Entrant, reason: str) -> None:
-    if entrant.ready.name not in [one.name for one in found.refused]:
+    if not _out(found, entrant):
         found.refused.append(Refusal(entrant.ready.name, reason, entrant.words))
 
 
 def _fill(found: Comparison, first: Entrant, entrants: Sequence[Entrant]) -> None:
     """The rows, fastest first: of who was timed and never found wrong; ratios need the first among them."""
     for one in entrants:
-        if one.ready.name not in [other.name for other in found.refused]:
+        if one.seconds and not _out(found, one):
             _count(found, one)
-    out = {one.name for one in found.refused}
-    if first.ready.name not in out:
+    if not _out(found, first):
         unit = statistics.median(first.seconds)
-        rows = [_entry(found, one, unit) for one in entrants if one.seconds and one.ready.name not in out]
+        rows = [_entry(found, one, unit) for one in entrants if one.seconds and not _out(found, one)]
         found.entries = sorted(rows, key=lambda row: row.seconds)
 
 

@@ -20,11 +20,20 @@ TORCH_TO_JUDGE = "judging it needs torch: pip install veriformer[torch]"
 
 
 @dataclass(frozen=True)
+class Ending:
+    """Why a target is not called in this process: the workload of its last call elsewhere, and what that came to."""
+
+    workload: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Target:
-    """An implementation that a user named. words: as it was named."""
+    """An implementation that a user named. words: as it was named. ending: of its process, in a first call."""
 
     words: str
     loaded: Loaded
+    ending: Ending | None = None
 
     @property
     def name(self) -> str:

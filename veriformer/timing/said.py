@@ -31,6 +31,11 @@ def percent(fraction: float) -> str:
     return f"{three(100 * fraction, 2)} %"
 
 
+def share(fraction: float) -> str:
+    """Such as "0.086", or "1.9e-10" where that many zeros would be wide."""
+    return f"{fraction:.1e}" if 0 < abs(fraction) < 1e-3 else three(fraction, 2)
+
+
 def three(value: float, digits: int = 3) -> str:
     """A number in so many digits, never as a power of ten, without zeros at its end."""
     if not math.isfinite(value) or value == 0:
