@@ -104,12 +104,6 @@ def test_what_becomes_wrong_while_it_is_timed_is_refused(late: Prepared) -> None
         cost_of(late, pairs=9)
 
 
-def test_a_result_kept_by_the_place_of_its_input_is_refused() -> None:
-    """Inputs of calls lie where earlier ones lay, so who looks at the place alone gives an earlier result."""
-    with pytest.raises(Wrong, match="mine"):
-        cost_of(ready(cached(softmax, lambda x: x.ctypes.data)), pairs=15)
-
-
 def test_no_call_has_values_that_another_had() -> None:
     seen: list[bytes] = []
 
