@@ -106,7 +106,7 @@ def test_only_first_parents_count_and_other_results_are_said_to_be_elsewhere(
     git(root, "merge", "-q", "--no-ff", "-m", "merge", "side")
     found = history(root)
     assert aside not in [commit.hash for commit in found.commits] and found.elsewhere == 1
-    assert run("--no-open") == 0 and "1 more with results are not on main" in capsys.readouterr().out
+    assert run("--no-open") == 0 and "1 more with results is not on main" in capsys.readouterr().out
     assert history(root, "side").commits[-1].hash == aside
 
 
@@ -231,9 +231,45 @@ def test_what_the_command_says_fits_eighty_columns_and_names_its_files(
 ) -> None:
     assert run("--no-open") == 0
     said = capsys.readouterr().out.splitlines()
-    assert max(map(len, said)) <= 80 and "3 commits of main have results" in said[0]
+    assert max(map(len, said)) <= 80 and "3 commits have results on main" in said[0]
     assert re.split(r"  +", next(row for row in said if row.startswith("Cost")).strip())[1:] == ["2", "1", "1", "0"]
     assert [row for row in said if row.startswith("written")] == [f"written: {path}" for path in command.OURS]
+
+
+def test_times_within_noise_count_as_the_same_and_what_is_counted_does_not(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = git(root, "rev-parse", "HEAD")
+    for cost, wanted in (
+        (2.9, ["0", "0", "1"]),
+        (1.4, ["0", "0", "1"]),
+        (3.1, ["1", "0", "0"]),
+        (1.3, ["0", "1", "0"]),
+    ):
+        result(root, last, {COST: [cost, None], BYTES: [101, 1000], RATIO: [0.25, 0.1001]}, started=5000)
+        assert run("--no-open") == 0
+        rows = {
+            row[0]: row[2:] for row in map(re.compile("  +").split, capsys.readouterr().out.splitlines()) if row[2:]
+        }
+        assert [one.strip() for one in rows["Cost by workload"]] == wanted
+        assert [one.strip() for one in rows["Bytes by workload"]] == ["1", "0", "1"]
+        assert [one.strip() for one in rows["Worst ratio by operation"]] == ["1", "1", "0"]
+    assert markdown(history(root)).count("Less than a factor 1.5 in a cost of time means nothing") == 1
+
+
+def test_one_commit_is_said_as_one_and_paths_outside_are_absolute(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in sorted((root / "reports/asv/any").glob("*-env.json")):
+        if not place.name.startswith(git(root, "rev-parse", "HEAD")[:8]):
+            place.unlink()
+    (root / "deeper").mkdir()
+    monkeypatch.chdir(root / "deeper")
+    assert run("--no-open") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("1 commit has results on main, the last ")
+    written = [row for row in said if row.startswith("written")]
+    assert written == [f"written: {root.resolve() / path}" for path in command.OURS]
 
 
 def opener(monkeypatch: pytest.MonkeyPatch, works: bool) -> list[str]:
@@ -322,7 +358,7 @@ def test_a_branch_without_commits(
 def test_no_results_yet(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     git(root, "checkout", "-q", "--orphan", "fresh")
     git(root, "commit", "-q", "-m", "fresh")
-    assert "no results yet for fresh (3 commits elsewhere have some): veriformer history --record" in refused(capsys)
+    assert "no results yet for fresh (3 commits have some elsewhere): veriformer history --record" in refused(capsys)
     (root / "reports/asv/benchmarks.json").unlink()
     assert "no results yet for main: veriformer history --record" in refused(capsys, "--branch", "main")
 

@@ -50,7 +50,7 @@ def show_report(checkout: Checkout, branch: str, opened: bool) -> int:
     commits = commits_of(checkout, branch)
     history = read_history(checkout, commits)
     if not history.commits:
-        others = f" ({history.elsewhere} commits elsewhere have some)" if history.elsewhere else ""
+        others = f" ({counted(history.elsewhere)} some elsewhere)" if history.elsewhere else ""
         raise UsageError(f"no results yet for {branch}{others}: veriformer history --record")
     # What a host is called may be the word for all of them; then there is nothing of its own.
     own = read_history(checkout, commits, platform.node()) if platform.node() not in ("", MACHINE) else None
@@ -73,9 +73,11 @@ def say(history: History, branch: str, paths: list[Path]) -> None:
     """A few lines: how many commits, what rose and fell at the last one, which files were written."""
     console = console_for()
     last = history.commits[-1]
-    console.print(f"{len(history.commits)} commits of {branch} have results, the last {last.short} of {last.day}")
+    said = f"{counted(len(history.commits))} results on {branch}, the last {last.short} of {last.day}"
+    console.print(said, soft_wrap=True, markup=False)
     if history.elsewhere:
-        console.print(f"{history.elsewhere} more with results are not on {branch}")
+        verb = "is" if history.elsewhere == 1 else "are"
+        console.print(f"{history.elsewhere} more with results {verb} not on {branch}", soft_wrap=True, markup=False)
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column("at the last commit")
     for head in ("rows", "rose", "fell", "same"):
@@ -84,7 +86,18 @@ def say(history: History, branch: str, paths: list[Path]) -> None:
         grid.add_row(title, *map(str, counts))
     console.print(grid)
     for path in paths:
-        console.print(f"written: {os.path.relpath(path)}", soft_wrap=True)
+        console.print(f"written: {seen_from_here(path)}", soft_wrap=True, markup=False)
+
+
+def counted(commits: int) -> str:
+    """Such as "1 commit has" or "3 commits have"."""
+    return "1 commit has" if commits == 1 else f"{commits} commits have"
+
+
+def seen_from_here(path: Path) -> Path:
+    """A path beneath the working directory as seen from there, any other one as absolute."""
+    here, whole = Path.cwd().resolve(), path.resolve()
+    return whole.relative_to(here) if whole.is_relative_to(here) else whole
 
 
 def open_page(path: Path) -> bool:

@@ -26,6 +26,10 @@ MEANINGS = {
     "call": "CPU seconds of a call.",
 }
 """What is measured, by metric."""
+TIMES = ("cost", "import cost", "judging cost", "thousand cases cost", "isolation cost", "call")
+"""Metrics made of times, which a shared machine changes though the code is the same."""
+NOISE = 1.5
+"""A factor by which such a metric may differ without a meaning."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ class Group:
         """A sentence on what is measured, and in what."""
         unit = f" In {self.unit}." if self.unit not in ("", "unit") else ""
         return MEANINGS.get(self.metric, "") + unit
+
+    @property
+    def noise(self) -> float:
+        """The factor within which two values count as the same."""
+        return NOISE if self.metric in TIMES else 1.0
 
     @property
     def anchor(self) -> str:

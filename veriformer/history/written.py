@@ -10,7 +10,7 @@ from typing import Any
 from veriformer.calling import UsageError
 from veriformer.history.curves import BLOCKS, GAP, HEIGHT, WIDTH, blocks, line
 from veriformer.history.results import History
-from veriformer.history.tables import NOTHING, Group, groups_of, number
+from veriformer.history.tables import NOISE, NOTHING, Group, groups_of, number
 
 TITLE = "Performance and accuracy of past commits"
 COMMAND = "veriformer history"
@@ -20,6 +20,7 @@ READING = (
     f"at the last commit is that commit's value against the row's value before it ({NOTHING}: there is none).",
     "A curve has one place for each commit, the oldest first.",
     "It spans a row's least and greatest value; values within a quarter of one another lie about the middle.",
+    f"Less than a factor {NOISE} in a cost of time means nothing on a shared machine.",
 )
 """How to read the tables."""
 MEANT = re.compile(r"[\\`*<|\[\]]|\b_|_\b")
@@ -108,10 +109,14 @@ def write(path: Path, text: str) -> Path:
 
 
 def summary(groups: Sequence[Group]) -> list[tuple[str, int, int, int, int]]:
-    """For each group: its title, how many rows it has, how many rose, fell and stayed at the last commit."""
+    """For each group: its title, how many rows it has, how many rose, fell and stayed at the last commit.
+
+    Values within the metric's noise are the same.
+    """
     found = []
     for group in groups:
         steps = [row.last_step for row in group.rows if row.last_step]
-        rose, fell = (sum(sign * (after - before) > 0 for before, after in steps) for sign in (1, -1))
+        rose = sum(after > group.noise * before for before, after in steps)
+        fell = sum(before > group.noise * after for before, after in steps)
         found.append((group.title, len(group.rows), rose, fell, len(steps) - rose - fell))
     return found
