@@ -178,8 +178,22 @@ def test_the_gate_lets_the_rest_pass(measured: Any, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines() == [
         "new in head: Softmax.track_lost_bits numpy:plain, float32",
         "failed in both: Softmax.track_worst_ratio numpy:plain, float32",
-        "1 cells compared: 0 rose, 0 lacking in head",
+        "1 cells compared: 0 rose, 0 lacking in head, 1 failed in both",
     ]
+
+
+def test_the_gate_fails_where_more_fails_in_both_than_is_compared(measured: Any, capsys: Any) -> None:
+    cells: Cells = {BYTES: 8, RATIO: None, BITS: None}
+    assert measured(cells, cells) == 1
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "1 cells compared: 0 rose, 0 lacking in head, 2 failed in both",
+        "more cells failed in both than were compared: see what asv said above",
+    ]
+
+
+def test_the_gate_says_how_many_fail_in_both_where_nothing_was_measured(measured: Any, capsys: Any) -> None:
+    assert measured({BYTES: None}, {BYTES: None}) == 1
+    assert "1 cells failed in both" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("base", "head"), [({}, {}), ({BYTES: 1}, {}), ({BYTES: 1}, {BYTES: math.nan})])

@@ -133,8 +133,18 @@ def test_the_package_s_own_speed_is_taken_in_two_processes(folder: Path, capsys:
     commit(folder, {"veriformer/checking.py": CHECKING.replace("    work()", "    work(), work()")})
     assert gate(["HEAD~1", "--bench", "judge"]) == 1
     printed = capsys.readouterr().out
-    assert "judge-attention suite" in printed and "thousand-cases" in printed and "2 timed, 2 slower" in printed
+    assert "judge-attention suite" in printed and "thousand-cases" in printed and "1 timed, 1 slower" in printed
     assert git(folder, "worktree", "list").count("\n") == 1
+
+
+def test_more_laws_are_mentioned_and_no_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(folder, PACKAGE)
+    more = CHECKING.replace("    work()", "    work(), work()").replace("judged=1000", "judged=2000")
+    commit(folder, {"veriformer/checking.py": more})
+    assert gate(["HEAD~1", "--bench", "judge"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 timed, 0 slower" in printed and printed.count("judge-attention suite") == 1
+    assert "which never fails: it grows with every law" in printed and "FAILED" not in printed
 
 
 def test_import_time_of_the_same_package_is_not_slower(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,9 @@
 
 asv measures both commits, and neither the bytes that a call allocates nor its worst ratio of error to budget nor the
 bits that it loses may rise (`rises` says by how little). What base had and head lacks is a failure, and so is nothing
-measured. asv's exit code is not asked: it is the same for a failed build and for a slower commit. The environment is
-that of asv.conf.json; results go to a folder of their own, so nothing that is committed changes. Exit codes: 0 nothing
-rose; 1 something rose or nothing was measured; 2 usage.
+measured, or more cells that fail in both than are compared. asv's exit code is not asked: it is the same for a failed
+build and for a slower commit. The environment is that of asv.conf.json; results go to a folder of their own, so nothing
+that is committed changes. Exit codes: 0 nothing rose; 1 something rose or too little was measured; 2 usage.
 """
 
 from __future__ import annotations
@@ -99,14 +99,18 @@ def shown(found: Comparison) -> int:
     """Print what rose and how much was compared; the exit code."""
     console = console_for()
     if not found.compared:
-        console.print("nothing was measured in both commits: see what asv said above, or a wider --bench")
+        broken = f"; {len(found.broken)} cells failed in both"
+        console.print(f"nothing was measured in both commits: see what asv said above, or a wider --bench{broken}")
         return 1
     if found.rises:
         console.print(_table(found.rises))
     _mention(console, "new in head", found.new)
     _mention(console, "failed in both", found.broken)
     lost = sum(rise.lost for rise in found.rises)
-    console.print(f"{found.compared} cells compared: {len(found.rises) - lost} rose, {lost} lacking in head")
+    counts = f"{len(found.rises) - lost} rose, {lost} lacking in head, {len(found.broken)} failed in both"
+    console.print(f"{found.compared} cells compared: {counts}")
+    if found.mostly_broken:
+        console.print("more cells failed in both than were compared: see what asv said above")
     return int(found.failed)
 
 

@@ -68,8 +68,13 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        """Whether something rose, or nothing was measured."""
-        return bool(self.rises) or not self.compared
+        """Whether something rose, or too little was measured."""
+        return bool(self.rises) or not self.compared or self.mostly_broken
+
+    @property
+    def mostly_broken(self) -> bool:
+        """Whether measuring failed in both for more cells than were compared, so that nothing can be concluded."""
+        return len(self.broken) > self.compared
 
 
 def compare(base: Cells, head: Cells) -> Comparison:

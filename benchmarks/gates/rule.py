@@ -87,12 +87,14 @@ Wanted = Callable[[str], bool]
 class Contest:
     """Something of both commits to time: its name, what is timed and whose it is, and how to take pairs.
 
-    take: ratios, head by base, of one run, by what is timed; it may raise anything, which is a failure.
+    take: ratios, head by base, of one run, by what is timed; it may raise anything, which is a failure. remarked: of
+    these, why what is timed never fails, but is only mentioned.
     """
 
     name: str
     who: str
     take: Callable[[], Mapping[str, Sequence[float]]]
+    remarked: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,12 @@ def timed(contests: Iterable[Contest], found: Found) -> None:
     """Take every contest; once more, after all of them, what seemed slower."""
     again: list[tuple[Contest, list[Timing]]] = []
     for contest in contests:
-        first = [Timing(what, contest.who, (run,)) for what, run in _runs(contest, found).items()]
+        runs = _runs(contest, found)
+        for what, why in contest.remarked.items():
+            if run := runs.pop(what, None):
+                numbers = f"{run.median:.2f} of base's ({run.low:.2f}-{run.high:.2f})"
+                found.remarks.append(f"{what} {contest.who}: {numbers}, which never fails: {why}")
+        first = [Timing(what, contest.who, (run,)) for what, run in runs.items()]
         found.timings += [timing for timing in first if not timing.runs[0].slower]
         if doubtful := [timing for timing in first if timing.runs[0].slower]:
             again.append((contest, doubtful))

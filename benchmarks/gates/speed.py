@@ -4,7 +4,8 @@ Every implementation file that differs is loaded in both versions into this proc
 turn at each workload that it has an operation for. If anything else of the package differs, its own speed (import,
 judging one attention function, a thousand cases) is taken in two processes that alternate. Results are judged before,
 in between and after; wrong ones are a failure and not timed, but what is wrong in base alone is only mentioned. `rule`
-says when something is slower, and how often that is a false alarm. Exit codes: 0 nothing is slower, or nothing that
+says when something is slower, and how often that is a false alarm. Judging the whole function is only mentioned, since
+it takes longer with every law. Exit codes: 0 nothing is slower, or nothing that
 could be timed differs; 1 something is slower or wrong, or nothing was timed although something differs; 2 usage.
 """
 

@@ -96,7 +96,8 @@ def contests_of(commits: Commits, folder: Path, wanted: Wanted, stack: ExitStack
     for name, question in questions.items():
         if _both_can(base, head, question, found):
             ratios = RATIOS[question]
-            yield Contest(name, WHO, lambda q=question, r=ratios: r(answers_in_turn(base, head, q)))  # type: ignore[misc]
+            take = lambda q=question, r=ratios: r(answers_in_turn(base, head, q))  # noqa: E731
+            yield Contest(name, WHO, take, REMARKED if question == "judge" else {})
 
 
 def _both_can(base: Worker, head: Worker, question: str, found: Found) -> bool:
@@ -131,12 +132,14 @@ def _import_ratios(answers: Answers) -> Mapping[str, Sequence[float]]:
 
 
 def _judge_ratios(answers: Answers) -> Mapping[str, Sequence[float]]:
-    """Time of the whole, which grows with the number of laws, and of a case."""
+    """Time of the whole, and of a case."""
     whole = [head["seconds"] / base["seconds"] for base, head in answers]
     cases = [base["cases"] / head["cases"] for base, head in answers]
     return {"judge-attention": whole, "thousand-cases": [a * b for a, b in zip(whole, cases, strict=True)]}
 
 
+REMARKED = {"judge-attention": "it grows with every law; thousand-cases does not"}
+"""What is not held against head, and why."""
 RATIOS: dict[str, Callable[[Answers], Mapping[str, Sequence[float]]]] = {
     "import": _import_ratios,
     "judge": _judge_ratios,
