@@ -195,6 +195,21 @@ def test_who_ends_the_process_is_called_at_no_other_workload_and_gradients_are_t
     assert re.search("not timed: mine(.py)? ended its process .exit code 4. at softmax-backward", out)
 
 
+def test_a_model_that_ends_the_process_in_a_step_is_one_line(
+    library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (library / "model.py").write_text(
+        "import os, numpy as np\nclass Model:\n    vocabulary = 64\n"
+        "    def full(self, tokens): return np.zeros((*tokens.shape, 64), np.float32)\n"
+        "    def step(self, tokens, cache): return os._exit(6) if cache else (self.full(tokens), 1)\n"
+        "def make(params, *, heads): return Model()\n"
+    )
+    pytest.importorskip("torch")
+    assert run("decoder_lm=model.py:make", "--workload", "generate-cached") == 1
+    out = capsys.readouterr().out
+    assert "WRONG  model.py:make ended its process (exit code 6) at generate-cached" in out
+
+
 def test_an_import_that_ends_the_process_is_one_line(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (library / "gone.py").write_text("import os\nos._exit(5)\n")
     assert run("softmax=gone.py:softmax") == 2

@@ -10,6 +10,7 @@ from veriformer.benchmarks.implementations import Absent, Prepared
 from veriformer.benchmarks.workloads import Workload
 from veriformer.boundary import Outcome, Request
 from veriformer.checking import Settings, open_targets
+from veriformer.moves import steps
 from veriformer.subject import Implementation
 from veriformer.targets import Options
 from veriformer.timing.entrants import Ending, Target, prepared
@@ -54,9 +55,15 @@ def ending(target: Target, worker: Implementation, workloads: Sequence[Workload]
 
 
 def called(ready: Prepared, worker: Implementation) -> Outcome:
-    """What came of one call, and where gradients are timed, of one for gradients too; of models, the whole's logits."""
+    """What came of one call, and where gradients are timed, of one for gradients too.
+
+    Of models what the workload makes of them: two steps, or the whole's logits.
+    """
     case, name, operation = ready.case(0), ready.name, ready.workload.operation
-    request = Request(case.arrays, case.keywords, case.dtype)
+    program = (
+        tuple(steps(case["tokens"], [ready.workload.prompt - 1, 1])) if ready.workload.direction == "generation" else ()
+    )
+    request = Request(case.arrays, case.keywords, case.dtype, program=program)
     outcome = worker.call(name, operation, request)
     if outcome.kind != "ok" or not ready.needs_gradient:
         return outcome
