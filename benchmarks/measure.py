@@ -9,6 +9,7 @@ last.
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ NUMBERS = (0, 1)
 SAMPLE = 0.002
 """Seconds that one sample lasts at least, as far as MOST calls reach."""
 MOST = 128
+_USED = itertools.count(2)
+"""Blocks of MOST numbers; each is used once in a process."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def in_turn(one: Source, other: Source, pairs: int = PAIRS) -> Pairs:
     longest = max(SAMPLE, *once)
     counts = [max(1, min(MOST, round(longest / max(seconds, 1e-7)))) for seconds in once]
     for turn in range(pairs):
-        number, each = (turn + 2) * MOST, [0.0, 0.0]
+        number, each = next(_USED) * MOST, [0.0, 0.0]
         for side in (0, 1) if turn % 2 else (1, 0):
             calls = [sources[side].fresh(number - i) for i in range(counts[side])]
             seconds, returned = timed(calls)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from veriformer.benchmarks.implementations import IMPLEMENTATIONS, Absent, Prepared, named
 from veriformer.benchmarks.judging import Accuracy, Wrong, accuracy
-from veriformer.benchmarks.measure import NUMBERS
+from veriformer.benchmarks.measure import NUMBERS, judged, worst
 from veriformer.benchmarks.workloads import WORKLOADS, Workload, workload_named
 from veriformer.boundary import describe_error
 from veriformer.calling import UsageError
@@ -117,19 +117,19 @@ def prepared(loaded: Loaded, workload: Workload) -> Prepared:
 
 
 def checked(one: Prepared) -> Accuracy:
-    """How right two calls on different inputs are; of a training the forward pass too, which no call returns.
+    """How right two calls on different inputs are.
 
     Raises Wrong, in one line, where a result is wrong, where the call raises and where it returns something else.
     """
     found = []
-    for call in (one.forward(), one) if one.workload.direction == "training" else (one,):
-        for number in NUMBERS[:2]:
-            try:
-                returned = call.fresh(number)()
-            except (Exception, SystemExit) as error:
-                raise Wrong(f"{one.name} raised {describe_error(error)}") from error
-            found.append(right(call, number, returned))
-    return Accuracy(max(a.ratio for a in found), max(a.lost_bits for a in found))
+    for number in NUMBERS:
+        try:
+            found.append(judged(one, number))
+        except Wrong:
+            raise
+        except (Exception, SystemExit) as error:
+            raise Wrong(f"{one.name}: its call, or reading its result, raised {describe_error(error)}") from error
+    return worst(found)
 
 
 def right(one: Prepared, number: int, returned: object) -> Accuracy:
