@@ -154,5 +154,5 @@ def test_asvs_environment_has_every_core_dependency_as_ci_has_it() -> None:
     asked = config["matrix"]["req"]
     assert set(asked) == wanted
     assert asked == {name: [pinned()[name]] for name in wanted}
-    assert config["pythons"] == [project["requires-python"].removeprefix(">=")]
+    assert "pythons" not in config  # that which asv runs in, or else only machines that have this one can measure
     assert config["launch_method"] == "forkserver"  # or else each cell imports torch anew, which takes seconds
