@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 
@@ -44,7 +45,8 @@ limits.TIERS, limits.SIDES, limits.SECONDS = limits.TIERS[:2], (64,), 0.001
 @pytest.fixture(autouse=True)
 def library(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with right and wrong functions; options from outside are not seen."""
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    for name in [name for name in os.environ if name.startswith(("PYTEST_ADDOPTS", "PYTEST_XDIST_"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     pytester.makepyfile(mylib=LIBRARY)
     pytester.makeconftest(QUICK)

@@ -125,7 +125,8 @@ def crossed(
 
 def run_python(*arguments: str, folder: Path, **rest: Any) -> subprocess.CompletedProcess[str]:
     """python with these arguments in a folder, its output captured, without options from outside."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "PYTEST_ADDOPTS")}
+    outside = ("COLUMNS", "PYTEST_ADDOPTS", "PYTEST_XDIST_")  # a pytest inside is no worker of the one outside
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(outside)}
     environment |= {"OMP_NUM_THREADS": "1", "TERM": "dumb"} | rest.pop("env", {})
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True,
