@@ -13,7 +13,7 @@ from typing import Any
 
 from .implementations import Prepared, named, one_thread, preload
 from .inputs import BACKWARD, DTYPES, FORWARD, GRADIENT_DTYPES, SEEDS, judged_at
-from .judging import Accuracy, Wrong, accuracy, shared
+from .judging import Accuracy, Wrong, accuracy, shared, worst
 from .workloads import Workload
 
 
@@ -56,10 +56,9 @@ def worst_of(prepared: Prepared) -> Accuracy:
     Raises judging.Wrong where a result has no finite error, or nothing of it can be judged.
     """
     found = [accuracy(prepared, number, prepared.fresh(number)(), limit=math.inf) for number in SEEDS]
-    worst = Accuracy(max(one.ratio for one in found), max(one.lost_bits for one in found))
-    if not all(math.isfinite(one.ratio) for one in found) or not math.isfinite(worst.lost_bits):
+    if not all(math.isfinite(one.ratio) and math.isfinite(one.lost_bits) for one in found):
         raise Wrong(f"{prepared.name}: no finite error at {prepared.workload.id}, or nothing to judge")
-    return worst
+    return worst(found)
 
 
 def _made(subject: Workload, dtypes: tuple[str, ...]) -> type:

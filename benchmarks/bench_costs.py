@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from .implementations import IMPLEMENTATIONS, Prepared, named, one_thread, preload
-from .measure import bytes_of, cost_of
+from .measure import bytes_of, cost_of, judged
 from .workloads import WORKLOADS, Workload
 
 
@@ -53,8 +53,6 @@ class _Times(_Workload):
 
     def setup(self, implementation: str) -> None:
         """As for costs, and a first call that must be right."""
-        from .measure import judged
-
         super().setup(implementation)
         judged(self.prepared, 0)
         self.call = self.prepared.fresh(0)

@@ -56,7 +56,7 @@ LEFT_OUT = {
 """Who is not, and why; those of an operation of ACCURACY_ONLY (`inputs`) are not judged either."""
 
 
-SEEDS = 3
+DRAWN = 3
 """How many inputs are drawn; those of further numbers are these with their entries turned round."""
 
 
@@ -174,11 +174,11 @@ class Prepared:
     def case(self, number: int) -> Any:
         """The inputs of a number as the package's own record of a call, rounded to the dtype, read-only."""
         base = self._base(number)
-        return base.with_arrays(**self._turned(base, number)) if number >= SEEDS else base
+        return base.with_arrays(**self._turned(base, number)) if number >= DRAWN else base
 
     def _base(self, number: int) -> Any:
         """The inputs that a number has but for a turn; drawn once."""
-        seed = number % SEEDS
+        seed = number % DRAWN
         if seed not in self._cases:
             self._cases[seed] = self._drawn(seed)
         return self._cases[seed]
@@ -186,7 +186,7 @@ class Prepared:
     def _turned(self, base: Any, number: int) -> dict[str, np.ndarray]:
         """The first array of real numbers with all its entries some places further: new values for little time."""
         name = next(name for name, array in base.arrays.items() if array.dtype.kind == "f")
-        return {name: np.roll(base.arrays[name], number // SEEDS)}
+        return {name: np.roll(base.arrays[name], number // DRAWN)}
 
     def _drawn(self, number: int) -> Any:
         from veriformer.case import Case
@@ -229,7 +229,7 @@ class Prepared:
         from veriformer.boundary import Request
 
         base = self._base(number)
-        turned = self._turned(base, number) if number >= SEEDS else {}
+        turned = self._turned(base, number) if number >= DRAWN else {}
         return Request({**base.arrays, **turned}, base.keywords, base.dtype)
 
     def _arguments(self, request: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:

@@ -15,7 +15,7 @@ import pickle
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,11 @@ class Accuracy:
 
     ratio: float
     lost_bits: float
+
+
+def worst(found: Sequence[Accuracy]) -> Accuracy:
+    """The worst of several."""
+    return Accuracy(max(a.ratio for a in found), max(a.lost_bits for a in found))
 
 
 def accuracy(prepared: Prepared, number: int, returned: Any, limit: float = 1.0) -> Accuracy:

@@ -12,12 +12,12 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .implementations import Prepared
-from .judging import Accuracy, accuracy, inputs_of, keeps_contract
+from .judging import Accuracy, accuracy, inputs_of, keeps_contract, worst
 from .memory import allocated
 from .yardstick import yardstick
 
@@ -84,11 +84,6 @@ def judged_call(prepared: Prepared, number: int) -> Accuracy:
     returned = call()
     keeps_contract(prepared, before, returned)
     return accuracy(prepared, number, returned)
-
-
-def worst(found: Sequence[Accuracy]) -> Accuracy:
-    """The worst of several."""
-    return Accuracy(max(a.ratio for a in found), max(a.lost_bits for a in found))
 
 
 def cost_of(prepared: Prepared, pairs: int = PAIRS) -> Cost:

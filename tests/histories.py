@@ -8,6 +8,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from veriformer import cli
+
 CONFIGURATION = {"version": 1, "project": "toy", "repo": ".", "results_dir": "reports/asv", "html_dir": ".asv/html"}
 COLUMNS = ["result", "params", "version", "started_at", "duration"]
 IMPLEMENTATIONS = ["'numpy:plain'", "'torch:functional'"]
@@ -84,3 +88,19 @@ def put(path: Path, data: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data))
     return path
+
+
+def run(*words: str) -> int:
+    """The exit code of `veriformer history`."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(["history", *words])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of a usage error."""
+    assert run(*words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("veriformer: "), lines
+    return lines[0]

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import histories
 import pytest
-from histories import BYTES, COST, IMPORT, RATIO, TIME, benchmarks, git, repository, result
+from histories import BYTES, COST, IMPORT, RATIO, TIME, benchmarks, git, refused, repository, result, run
 
-from veriformer import cli
 from veriformer.history import command
 from veriformer.history.checkout import commits_of, open_checkout
 from veriformer.history.curves import blocks, heights, line
@@ -45,21 +44,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def history(root: Path, branch: str = "main", machine: str = "any") -> History:
     checkout = open_checkout(root)
     return read_history(checkout, commits_of(checkout, branch), machine)
-
-
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["history", *words])
-    assert isinstance(end.value.code, int)
-    return end.value.code
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line of a usage error."""
-    assert run(*words) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("veriformer: "), lines
-    return lines[0]
 
 
 def test_commits_with_results_are_in_order_and_those_without_are_no_place(root: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import histories
 import pytest
 from histories import git, put, repository
 
-from veriformer import cli
 from veriformer.calling import UsageError
 from veriformer.history import publishing, recording
 from veriformer.history.publishing import install, localise, source_of, sources_of
@@ -49,11 +50,7 @@ def index(tmp_path: Path) -> Path:
     return path
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["history", "--asv", *words])
-    assert isinstance(end.value.code, int)
-    return end.value.code
+run = partial(histories.run, "--asv")
 
 
 def test_packages_and_versions_are_those_that_the_page_asks_for(index: Path) -> None:

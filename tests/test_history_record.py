@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import histories
 import pytest
-from histories import BYTES, COST, RATIO, benchmarks, git, put, repository, result
+from histories import BYTES, COST, RATIO, benchmarks, git, put, refused, repository, result
 
-from veriformer import cli
 from veriformer.benchmarks import bench_accuracy, bench_costs
 from veriformer.history import publishing, recording
 from veriformer.history.checkout import open_checkout
@@ -58,19 +59,7 @@ def measuring(root: Path, **values: list[float | None] | None) -> Callable[[], A
     return lambda: result(root, git(root, "rev-parse", "HEAD"), found, started=1000 * time.time() + 1)
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["history", "--no-open", *words])
-    assert isinstance(end.value.code, int)
-    return end.value.code
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line of a usage error."""
-    assert run(*words) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("veriformer: "), lines
-    return lines[0]
+run = partial(histories.run, "--no-open")
 
 
 def test_the_last_commit_is_measured_counted_and_reported(

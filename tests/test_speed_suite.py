@@ -42,6 +42,12 @@ limits.TIERS, limits.SIDES, limits.SECONDS = limits.TIERS[:2], (64,), 0.001
 """A conftest that measures the machine's limits quickly."""
 
 
+RIGHT_AND_WRONG = (
+    "--veriformer", "softmax=mylib:softmax", "--veriformer", "softmax=mylib:wrong", "-k", "forward and mylib",
+)  # fmt: skip
+"""A right and a wrong target, forward."""
+
+
 @pytest.fixture(autouse=True)
 def library(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with right and wrong functions; options from outside are not seen."""
@@ -122,30 +128,14 @@ def test_without_a_target_every_workload_is_collected_and_no_law(pytester: pytes
 
 
 def test_switched_off_results_are_still_checked(pytester: pytest.Pytester) -> None:
-    targets = (
-        "--veriformer",
-        "softmax=mylib:softmax",
-        "--veriformer",
-        "softmax=mylib:wrong",
-        "-k",
-        "forward and mylib",
-    )
-    done = run(pytester, *targets, "-p", "no:benchmark", "--strict-markers")
+    done = run(pytester, *RIGHT_AND_WRONG, "-p", "no:benchmark", "--strict-markers")
     done.assert_outcomes(passed=1, failed=1)
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="pytest-xdist is not installed")
 def test_two_workers_check_and_time_nothing(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\n")  # pytest-benchmark warns that it is disabled
-    targets = (
-        "--veriformer",
-        "softmax=mylib:softmax",
-        "--veriformer",
-        "softmax=mylib:wrong",
-        "-k",
-        "forward and mylib",
-    )
-    done = run(pytester, *targets, "-p", "xdist", "-n", "2")
+    done = run(pytester, *RIGHT_AND_WRONG, "-p", "xdist", "-n", "2")
     done.assert_outcomes(passed=1, failed=1, warnings=None)
     assert "benchmark 'softmax-forward'" not in done.stdout.str()
 

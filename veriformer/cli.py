@@ -87,11 +87,8 @@ def add_check(commands: Any) -> None:
     check = commands.add_parser("check", help="judge implementations")
     add = check.add_argument
     add("targets", nargs="*", metavar="TARGET", help="OPERATION=module:attribute, a module, a file, a registered name")
-    add("--declare", action="append", default=[], metavar="KEY=VALUE", help="a capability, see `veriformer list`")
+    add_target_options(add)
     add("--require", action="append", default=[], metavar="WORDS", help="keywords whose absence is exit code 4")
-    add("--accepts", action="append", metavar="WORDS", help="keywords a function without a signature takes, or none")
-    add("--returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds, e.g. out,lse")
-    add("--framework", default="", help="numpy or torch; else seen from the function's module")
     add("--law", action="append", default=[], metavar="ID", help="only these laws (ids, names or operations)")
     add("--dtype", action="append", default=[], metavar="NAMES", help="only these dtypes")
     add(
@@ -108,6 +105,14 @@ def add_check(commands: Any) -> None:
     add("--json", metavar="FILE", help="the whole report in one file")
     add("--junitxml", metavar="FILE", help="the report as JUnit XML")
     check.set_defaults(run=run_check)
+
+
+def add_target_options(add: Any) -> None:
+    """What can be said about targets, read by `options_of`; add is a parser's add_argument."""
+    add("--declare", action="append", default=[], metavar="KEY=VALUE", help="a capability, see `veriformer list`")
+    add("--accepts", action="append", metavar="WORDS", help="keywords a function without a signature takes, or none")
+    add("--returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds, e.g. out,lse")
+    add("--framework", default="", help="numpy or torch; else seen from the function's module")
 
 
 def add_demo(commands: Any) -> None:
@@ -127,10 +132,7 @@ def add_bench(commands: Any) -> None:
     add = bench.add_argument
     add("targets", nargs="+", metavar="TARGET", help="as for check")
     add("--workload", action="append", default=[], metavar="ID", help="only these workloads")
-    add("--declare", action="append", default=[], metavar="KEY=VALUE", help="a capability, see `veriformer list`")
-    add("--accepts", action="append", metavar="WORDS", help="keywords a function without a signature takes, or none")
-    add("--returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds, e.g. out,lse")
-    add("--framework", default="", help="numpy or torch; else seen from the function's module")
+    add_target_options(add)
     add(
         "--output", default=f"{FOLDER}/bench", metavar="DIR", help=f"where picture and JSON go (default {FOLDER}/bench)"
     )

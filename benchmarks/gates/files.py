@@ -51,10 +51,10 @@ class Both:
 
         Raises Wrong where a result before, in between or after is wrong, and Unmatched where base begins with one.
         """
-        for number in NUMBERS[:2]:
+        for number in NUMBERS:
             judged(self.head, number)
         try:
-            for number in NUMBERS[:2]:
+            for number in NUMBERS:
                 judged(self.base, number)
         except (Exception, SystemExit) as error:
             raise Unmatched(str(error) if isinstance(error, Wrong) else describe_error(error)) from error

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from veriformer.benchmarks.implementations import IMPLEMENTATIONS, Absent, Prepared, named
-from veriformer.benchmarks.judging import Accuracy, Wrong, accuracy
-from veriformer.benchmarks.measure import NUMBERS, judged, worst
+from veriformer.benchmarks.judging import Accuracy, Wrong, accuracy, worst
+from veriformer.benchmarks.measure import NUMBERS, judged
 from veriformer.benchmarks.workloads import WORKLOADS, Workload, workload_named
 from veriformer.boundary import describe_error
 from veriformer.calling import UsageError
