@@ -20,7 +20,7 @@ MEANINGS = {
     "worst ratio": "The worst error by the error that the declared precision may make; above 1 is wrong.",
     "lost bits": "The dtype's bits of precision less those that are right on average.",
     "import cost": "CPU time of importing veriformer and its pytest plugin by that of importing NumPy.",
-    "judging cost": "CPU time of judging one function, every pinned case in every dtype.",
+    "judging cost": "CPU time of judging one function at every pinned case, float32.",
     "thousand cases cost": "CPU time of a thousand drawn cases of the oracle law of attention.",
     "isolation cost": "Time of judging in a process of its own by that in the same one.",
     "call": "CPU seconds of a call.",
