@@ -1,0 +1,171 @@
+"""A contest: our implementations and those that a user would pick instead, the same work, timed in turn.
+
+CPU time of this process on one thread, the median of ROUNDS rounds in each of which every entrant takes a sample of
+about equal length. Nobody is timed whose results differ from the first entrant's by more than `tolerance`, or who has
+not got what he needs installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+ROUNDS = 15
+SAMPLE = 0.02
+"""Seconds that a sample lasts at least; it is one call at least."""
+Call = Callable[[], Any]
+Maker = Callable[[], Call]
+"""Makes everything that a call needs (weights, compiled code) and returns the call; warming up is not timed."""
+
+
+class Unfit(Exception):
+    """An entrant that cannot be timed here, and why."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One piece of work.
+
+    ours, others: makers of calls by name; calls return what the work gives, tensors or arrays, lists or dicts of them.
+    limit: what the fastest of ours may take of the fastest of the others, or of `against` alone. tolerance: largest
+    difference from the first entrant's results, relative to their largest entry. flops, bytes: least arithmetic and
+    memory traffic of a call. rounds: how many. calls: how many calls at most in a sample. note: what else is to be
+    known. limits: an own limit and rival by entrant of ours, (limit, rival), besides.
+    """
+
+    id: str
+    what: str
+    ours: Mapping[str, Maker]
+    others: Mapping[str, Maker]
+    limit: float = 1.0
+    against: str = ""
+    tolerance: float = 1e-4
+    flops: float = 0.0
+    bytes: float = 0.0
+    rounds: int = ROUNDS
+    calls: int = 1000
+    note: str = ""
+    limits: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+
+
+@dataclass
+class Timed:
+    """An entrant's samples: CPU seconds of a call in each round."""
+
+    name: str
+    own: bool
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """CPU seconds of a call."""
+        return statistics.median(self.seconds)
+
+
+@dataclass
+class Outcome:
+    """What came of a contest. absent: who could not be timed, and why."""
+
+    contest: Contest
+    entrants: list[Timed]
+    absent: dict[str, str]
+
+    def ratio(self, name: str, rival: str) -> float:
+        """Median over rounds of the time of one by that of the other."""
+        one, other = (next(e for e in self.entrants if e.name == wanted) for wanted in (name, rival))
+        return statistics.median(a / b for a, b in zip(one.seconds, other.seconds, strict=True))
+
+    def best(self, own: bool) -> Timed | None:
+        """The fastest of ours, or of the others."""
+        return min((e for e in self.entrants if e.own == own), key=lambda e: e.median, default=None)
+
+
+def hold(contest: Contest) -> Outcome:
+    """Time everyone who is right, in turn. Raises ValueError where none of ours is."""
+    calls, absent = _ready(contest)
+    if not any(name in contest.ours for name in calls):
+        raise ValueError(f"{contest.id}: none of ours can be timed: {absent}")
+    found = {name: Timed(name, name in contest.ours) for name in calls}
+    counts = {name: _count(call, contest.calls) for name, call in calls.items()}
+    order = list(calls)
+    for turn in range(contest.rounds):
+        for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            found[name].seconds.append(_sample(calls[name], counts[name]))
+    return Outcome(contest, list(found.values()), absent)
+
+
+def _ready(contest: Contest) -> tuple[dict[str, Call], dict[str, str]]:
+    """Calls of those who give the same results, and why the others are not among them."""
+    calls: dict[str, Call] = {}
+    absent: dict[str, str] = {}
+    wanted: list[np.ndarray] | None = None
+    for name, make in {**contest.ours, **contest.others}.items():
+        try:
+            call = make()
+            results = flat(call())
+            off = 0.0 if wanted is None else difference(results, wanted)
+        except ImportError as error:
+            absent[name] = f"{error.name or error} is not installed"
+            continue
+        except Unfit as error:
+            absent[name] = str(error)
+            continue
+        if not off <= contest.tolerance:
+            absent[name] = f"differs by {off:.1g} from {next(iter(calls))}"
+            continue
+        wanted = results if wanted is None else wanted
+        calls[name] = call
+    return calls, absent
+
+
+def flat(results: Any) -> list[np.ndarray]:
+    """Every array in what a call returned, as float64."""
+    if isinstance(results, Mapping):
+        results = list(results.values())
+    if isinstance(results, (list, tuple)):
+        return [array for one in results for array in flat(one)]
+    if hasattr(results, "detach"):
+        results = results.detach().double()
+    return [np.array(results, dtype=np.float64)]
+
+
+def difference(results: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """The largest difference of each array, relative to its largest entry; infinite where shapes differ."""
+    if [a.shape for a in results] != [a.shape for a in wanted]:
+        return float("inf")
+    pairs = zip(results, wanted, strict=True)
+    found = [float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) for a, b in pairs if a.size]
+    return float("inf") if any(np.isnan(found)) else max(found, default=0.0)
+
+
+def _count(call: Call, most: int) -> int:
+    """Calls that last SAMPLE together."""
+    once = min(_sample(call, 1) for _ in range(3))
+    return max(1, min(most, round(SAMPLE / max(once, 1e-7))))
+
+
+def _sample(call: Call, count: int) -> float:
+    with _no_pauses():
+        start = time.process_time()
+        for _ in range(count):
+            call()
+        return max(time.process_time() - start, 1e-9) / count
+
+
+@contextlib.contextmanager
+def _no_pauses() -> Iterator[None]:
+    """No search for garbage inside."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
