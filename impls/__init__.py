@@ -3,6 +3,8 @@
 NUMPY = (
     "veriformer.impls.numpy_plain",
     "veriformer.impls.numpy_blocked",
+    "veriformer.impls.numpy_tiled",
+    "veriformer.impls.numpy_fused",
     "veriformer.impls.numpy_attention",
     "veriformer.impls.numpy_rows",
     "veriformer.impls.numpy_positions",
@@ -30,6 +32,7 @@ TORCH = (
     "veriformer.impls.torch_layers",
     "veriformer.impls.torch_transformer",
     "veriformer.impls.torch_decoder",
+    "veriformer.impls.torch_lean",
     "veriformer.impls.torch_encoder_decoder",
     "veriformer.impls.torch_universal",
 )
