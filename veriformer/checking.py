@@ -119,6 +119,7 @@ def check(
     accepts: Sequence[str] | None = None,
     returns: Sequence[str] = (),
     framework: str = "",
+    device: str = "cpu",
     max_time: float | None = None,
     isolate: bool = True,
     **operations: Callable[..., Any],
@@ -135,7 +136,7 @@ def check(
     )  # fmt: skip
     if not targets and not operations:
         raise UsageError("nothing to check; wanted a target, as in check('torch'), or check(attention=my_attention)")
-    options = Options(None if accepts is None else tuple(accepts), tuple(returns), framework, declare=declare or {})
+    options = Options(None if accepts is None else tuple(accepts), tuple(returns), framework, declare or {}, device)
     with ExitStack() as stack:
         implementations = list(open_targets(targets, options, settings, stack)) if targets else []
         if operations:

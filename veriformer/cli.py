@@ -100,6 +100,7 @@ def add_check(commands: Any) -> None:
     add("--seed", type=int, default=None, metavar="N", help="seed of the search (default 0; at random for deep)")
     add("--max-time", type=float, default=None, metavar="S", help="stop after so many seconds")
     add("--timeout", type=float, default=20.0, metavar="S", help="a call that takes longer is a hang")
+    add("--device", default="cpu", metavar="NAME", help="where tensors of torch are, such as cuda (default cpu)")
     add("--in-process", action="store_true", help="call the implementation in this process")
     add("--output", default=FOLDER, metavar="DIR", help=f"where reports and scripts go (default {FOLDER})")
     add("--json", metavar="FILE", help="the whole report in one file")
@@ -173,17 +174,18 @@ def run_check(given: argparse.Namespace) -> int:
         given.timeout,
     )
     with ExitStack() as stack:
-        targets = given.targets or installed(DEFAULT_TARGETS)
+        targets = given.targets or installed(DEFAULT_TARGETS, given.device)
         implementations = list(open_targets(targets, options, settings, stack))
         report = Report([], implementations, settings)
         show_run(report, given.output, given.json, given.junitxml)
     return report.exit_code
 
 
-def installed(names: Sequence[str]) -> list[str]:
-    """The default targets whose framework is there; a line says which is not."""
+def installed(names: Sequence[str], device: str = "cpu") -> list[str]:
+    """The default targets whose framework is there and has arrays on the device; a line says which is not there."""
     import importlib.util
 
+    names = [name for name in names if name != "numpy" or device == "cpu"]
     found = [name for name in names if name == "numpy" or importlib.util.find_spec(name)]
     for name in names:
         if name not in found:
@@ -208,7 +210,7 @@ def options_of(given: Any) -> Options:
             raise UsageError(f"--declare {pair!r}: wanted KEY=VALUE, as in --declare causal_alignment=top_left")
         declare[key.strip()] = value.strip()
     accepts = None if given.accepts is None else words(given.accepts)
-    return Options(accepts, words(given.returns), given.framework, declare=declare)
+    return Options(accepts, words(given.returns), given.framework, declare, getattr(given, "device", "cpu"))
 
 
 def project_table() -> dict[str, Any]:

@@ -25,6 +25,7 @@ def conformance(
     accepts: Sequence[str] | None = None,
     returns: Sequence[str] = (),
     framework: str = "",
+    device: str = "cpu",
     **operations: Callable[..., Any],
 ) -> type:
     """A class of tests, one for each law and dtype, that any pytest collects.
@@ -35,7 +36,7 @@ def conformance(
     capabilities. expected: `Expected` entries. The functions are called in this process.
     Raises UsageError for an unknown operation, capability, law (also in `expected`) or target.
     """
-    options = Options(None if accepts is None else tuple(accepts), tuple(returns), framework, declare=declare or {})
+    options = Options(None if accepts is None else tuple(accepts), tuple(returns), framework, declare or {}, device)
     loaded = load(target, options) if target else []
     if operations:
         loaded = [*loaded, load_functions(operations, options)]

@@ -43,6 +43,7 @@ class Capabilities:
     """
 
     dtypes: tuple[str, ...] = _choice((), None, "dtypes accepted; empty: all that the framework has")
+    devices: tuple[str, ...] = _choice((), None, "kinds of devices it works on, such as cuda; empty: any")
     layout: str = _choice("BHTD", ("BHTD", "BTHD"), "order of the axes of query, key, value and output")
     mask_means: str = _choice(
         "attend", ("attend", "drop", "additive"), "True in mask: may attend, must not; or a float mask that is added"
@@ -217,8 +218,8 @@ class Expected:
     """One failure that is known and explained. Strict: when it is gone, the run is red.
 
     law: the law's id. case: keyword and array literals of a case that must fail (required for laws
-    that draw cases). when: conditions on "dtype" and on package versions, such as
-    {"dtype": "bfloat16", "torch": "<2.14"}; an entry whose conditions do not hold sleeps.
+    that draw cases). when: conditions on "dtype", "device" and on package versions, such as
+    {"dtype": "bfloat16", "device": "cpu", "torch": "<2.14"}; an entry whose conditions do not hold sleeps.
     where: an expression over keywords and sizes such as "causal and scale <= 0"; the search goes on
     outside it. Without it the search of that item is off, and the report says so. kind: the kind of
     failure, such as "not finite", "raised" or "crash"; empty: any wrong result, but no exception.

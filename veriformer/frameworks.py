@@ -16,16 +16,18 @@ from veriformer.given_models import given
 FRAMEWORKS = ("numpy", "torch")
 
 
-def framework_named(name: str) -> Any:
-    """The framework of that name, imported only now.
+def framework_named(name: str, device: str = "cpu") -> Any:
+    """The framework of that name with its arrays on a device, imported only now.
 
-    Raises ValueError for a name outside FRAMEWORKS, and ImportError with the extra's name where the
-    package is absent.
+    Raises ValueError for a name outside FRAMEWORKS and for a device that is not there, and ImportError with the
+    extra's name where the package is absent.
     """
     if name == "numpy":
+        if device != "cpu":
+            raise ValueError(f"device {device!r}: arrays of NumPy are on the CPU")
         return Numpy()
     if name == "torch":
-        return Torch()
+        return Torch(device)
     raise ValueError(f"framework {name!r} is not known; known are {', '.join(FRAMEWORKS)}")
 
 
@@ -170,8 +172,18 @@ class Torch:
             import torch
         except ImportError as error:
             raise ImportError("torch is not installed; install veriformer[torch]") from error
-        self.torch, self.device = torch, device
+        self.torch, self.device = torch, self._device(torch, device)
         self.dtypes = {name: getattr(torch, name) for name in self.default_dtypes}
+
+    @staticmethod
+    def _device(torch: Any, name: str) -> str:
+        """The device as torch calls it. Raises ValueError, in one line, for one that is not there."""
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as error:
+            first = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+            raise ValueError(f"device {name!r}: torch {torch.__version__} cannot use it here: {first}") from None
+        return name
 
     def native(self, values: np.ndarray, dtype: str, layout: str = "contiguous") -> Any:
         """A fresh tensor of that dtype and layout."""
@@ -227,8 +239,15 @@ class Torch:
         return {
             **Numpy().state(),
             "torch's random state": self.torch.random.get_rng_state().numpy().tobytes(),
+            **self._of_device(),
             **modes,
         }
+
+    def _of_device(self) -> dict[str, Any]:
+        """The device's own random state, where it is a GPU."""
+        if not self.device.startswith("cuda"):
+            return {}
+        return {"CUDA's random state": self.torch.cuda.get_rng_state(self.device).numpy().tobytes()}
 
     def remember(self) -> Any:
         """What `restore` needs."""
@@ -262,7 +281,12 @@ class Torch:
 
     def versions(self) -> dict[str, str]:
         """Versions for the header."""
-        return {"torch": self.torch.__version__, "numpy": np.__version__}
+        found = {"torch": self.torch.__version__, "numpy": np.__version__}
+        if self.device.startswith("cuda"):
+            found["device"] = f"{self.device}, {self.torch.cuda.get_device_name(self.device)}"
+        elif self.device != "cpu":
+            found["device"] = self.device
+        return found
 
     def given(self, kind: str, arrays: Sequence[Any]) -> Any:
         """A small model or step of ours that a function under test is given."""
@@ -282,7 +306,7 @@ class Torch:
     def cast(self, model: Any, dtype: str) -> Any:
         """The model with its modules, itself or those that it holds, in the dtype and in eval mode."""
         for part in self._modules(model):
-            part.to(self.dtypes[dtype])
+            part.to(self.device, self.dtypes[dtype])
         return self.in_eval(model)
 
     def in_eval(self, model: Any) -> Any:
@@ -294,7 +318,8 @@ class Torch:
     @contextlib.contextmanager
     def seeded(self) -> Iterator[None]:
         """A context in which random numbers begin as after manual_seed(0), and later go on as if nothing had been."""
-        with Numpy().seeded(), self.torch.random.fork_rng(devices=[]):
+        devices = [self.torch.device(self.device)] if self.device.startswith("cuda") else []
+        with Numpy().seeded(), self.torch.random.fork_rng(devices=devices):
             self.torch.manual_seed(0)
             yield
 

@@ -34,7 +34,8 @@ class TableModel:
             raise ValueError(f"step: got {batch} rows, wanted {cache.shape[0]}, as in the cache")
         if bool(xp.any((tokens < 0) | (tokens >= self.vocabulary))):
             raise ValueError(f"step: tokens: got one outside the vocabulary of {self.vocabulary}")
-        state = xp.zeros((batch, self.vocabulary), dtype=self.table.dtype) if cache is None else cache
+        start = xp.zeros((batch, self.vocabulary), dtype=self.table.dtype, device=self.table.device)
+        state = start if cache is None else cache
         logits = []
         for i in range(new):
             after = state / 2 + self._rows(tokens[:, i])

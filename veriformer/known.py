@@ -25,6 +25,10 @@ def awake(entry: Expected, dtype: str, versions: Any) -> bool:
             if dtype not in re.split(r"[,\s]+", wanted):
                 return False
             continue
+        if key == "device":
+            if re.split(r"[:,]", versions.get("device", "cpu"))[0] not in re.split(r"[,\s]+", wanted):
+                return False
+            continue
         try:
             specifier = SpecifierSet(wanted)
         except InvalidSpecifier:

@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--veriformer-accepts", action="append", default=None, metavar="WORDS", help="keywords without a signature")
     add("--veriformer-returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds")
     add("--veriformer-framework", default="", metavar="NAME", help="numpy or torch")
+    add("--veriformer-device", default="cpu", metavar="NAME", help="where tensors of torch are, such as cuda")
     add("--veriformer-dtype", action="append", default=[], metavar="NAMES", help="only these dtypes")
     add("--veriformer-effort", default="", choices=["", "look", "smoke", "ci", "deep"], help="look, smoke, ci or deep")
     add("--veriformer-seed", type=int, default=0, metavar="N", help="seed of the search")
@@ -60,7 +61,7 @@ class State:
             words(option("--veriformer-dtype")), (), words(option("--veriformer-require")),
             bool(targets) and not option("--veriformer-in-process"),
         )  # fmt: skip
-        names = targets or installed(("numpy", "torch"))
+        names = targets or installed(("numpy", "torch"), given.device)
         self.report = Report([], list(open_targets(names, options_of(given), settings, self.stack)), settings)
         mixed = not targets and not option("--veriformer-effort")
         self.effort = mixed_efforts(self.report) if mixed else (lambda implementation, operation: settings.effort)
@@ -87,6 +88,7 @@ class _Given:
         option = config.getoption
         self.declare, self.accepts = option("--veriformer-declare"), option("--veriformer-accepts")
         self.returns, self.framework = option("--veriformer-returns"), option("--veriformer-framework")
+        self.device = option("--veriformer-device")
 
 
 STATE = pytest.StashKey[State]()

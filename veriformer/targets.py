@@ -32,6 +32,7 @@ class Options:
     returns: tuple[str, ...] = ()
     framework: str = ""
     declare: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Description:
     """Operations whose gradients come from an OPERATION_vjp."""
     models: Mapping[str, ModelFacts] = field(default_factory=dict)
     """What is known of operations that are models."""
+    device: str = "cpu"
+    """Where its arrays are."""
 
 
 @dataclass
@@ -60,17 +63,29 @@ class Loaded:
 
     description: Description
     boundaries: dict[str, Boundary]
+    devices: frozenset[str] = frozenset()
+    """Devices of operations that were left out, for they do not work on the one in use."""
 
 
 def load(target: str, options: Options, folder: str = "") -> list[Loaded]:
     """Every implementation that a target names.
 
     Raises UsageError, in one line with the nearest name, for an unknown operation, module, file,
-    attribute, variant or capability.
+    attribute, variant or capability, and where nothing of it works on the device.
     """
     folder = folder or str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    found = _named(target, options)
+    working = [one for one in found if one.boundaries]
+    if not working:
+        devices = sorted({device for one in found for device in one.devices})
+        raise UsageError(f"{target} works on {', '.join(devices)}, not on {options.device}: add --device {devices[0]}")
+    return working
+
+
+def _named(target: str, options: Options) -> list[Loaded]:
+    """Every implementation of that name, also those without an operation that works on the device."""
     if "=" in target:
         operation, place = target.split("=", 1)
         return [_load_function(target, operation.strip(), place.strip(), options)]
@@ -174,7 +189,7 @@ def _load_registered(name: str, variant: str, point: importlib.metadata.EntryPoi
         for one in _from_module(module, name, options):
             short = one.description.name
             label = short if ":" in short else f"{name}:{tail}"
-            found.append(Loaded(replace(one.description, name=label), one.boundaries))
+            found.append(replace(one, description=replace(one.description, name=label)))
     return _pick_variant(found, name, variant)
 
 
@@ -298,12 +313,13 @@ def _assemble(
 ) -> Loaded:
     kind = options.framework or framework_of(next(iter(functions.values())), module)
     try:
-        framework = framework_named(kind)
+        framework = framework_named(kind, options.device)
     except (ValueError, ImportError) as error:
         raise UsageError(f"{name}: {error}") from error
     boundaries: dict[str, Boundary] = {}
     plans, capabilities, models = {}, {}, {}
     vjps = {op.removesuffix(VJP): function for op, function in functions.items() if op.endswith(VJP)}
+    elsewhere: set[str] = set()
     for operation, function in functions.items():
         if operation.endswith(VJP):
             continue
@@ -316,6 +332,9 @@ def _assemble(
             else plan_call(function, operation, options.accepts, options.returns)
         )
         capability = _capability(operation, declared.get(operation, Capabilities()), options, plan)
+        if capability.devices and options.device.partition(":")[0] not in capability.devices:
+            elsewhere.update(capability.devices)
+            continue
         boundaries[operation] = Boundary(function, plan, capability, framework, vjps.get(operation))
         if model:
             dtypes = capability.dtypes or framework.default_dtypes
@@ -335,8 +354,9 @@ def _assemble(
         places,
         frozenset(vjps),
         models,
+        options.device,
     )
-    return Loaded(description, boundaries)
+    return Loaded(description, boundaries, frozenset(elsewhere))
 
 
 def _capability(operation: str, declared: Capabilities, options: Options, plan: CallPlan) -> Capabilities:

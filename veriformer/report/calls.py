@@ -136,6 +136,8 @@ class Body:
 
     def __init__(self, script: Script, implementation: Implementation, torch: bool, large: bool) -> None:
         self.script, self.implementation, self.torch, self.large = script, implementation, torch, large
+        device = implementation.description.device
+        self.there = f", device={device!r}" if device != "cpu" else ""
         self.names: dict[str, str] = {}
 
     def line(self, *lines: str) -> None:
@@ -203,7 +205,7 @@ class Body:
     def _array(self, text: str, call: Call) -> str:
         """An expression for what is returned, as an array where it is a plain number."""
         dtype, module = call.case.dtype, "ml_dtypes" if call.case.dtype == "bfloat16" else "np"
-        made = f"torch.tensor(r, dtype=torch.{dtype})" if self.torch else f"{module}.{dtype}(r)"
+        made = f"torch.tensor(r, dtype=torch.{dtype}{self.there})" if self.torch else f"{module}.{dtype}(r)"
         return f"{made} if isinstance(r, (int, float)) else r for r in [{text}]"
 
     def given(self, call: Call, number: int) -> list[str]:
@@ -297,7 +299,7 @@ class Body:
             source = repr(values.tolist())
         if self.torch:
             kind = "torch.bool" if boolean else f"torch.{literal.dtype}"
-            made = f"torch.tensor({source}, dtype={kind})"
+            made = f"torch.tensor({source}, dtype={kind}{self.there})"
         else:
             module = "ml_dtypes" if literal.dtype == "bfloat16" else "np"
             made = f"np.array({source}, dtype={'bool' if boolean else f'{module}.{literal.dtype}'})"

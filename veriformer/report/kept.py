@@ -51,6 +51,7 @@ def replay_record(row: Row, implementation: Implementation) -> dict[str, object]
         "options": {
             "accepts": plain_value(options.accepts), "returns": list(options.returns),
             "framework": options.framework, "declare": plain_value(options.declare),
+            "device": options.device,
         },
         "case": row.failure.case.to_json(), "others": others,
     }  # fmt: skip

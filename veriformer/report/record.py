@@ -154,6 +154,7 @@ def implementation_record(implementation: Implementation) -> dict[str, Any]:
         "target": implementation.target,
         "framework": about.framework,
         "versions": dict(about.versions),
+        "device": about.device,
         "operations": {
             operation: {
                 "accepts": sorted(plan.accepts),

@@ -32,7 +32,7 @@ def replay(record: Mapping[str, Any], path: Path) -> int:
     law = find_laws(all_laws(), [record["law"]])[0]
     said = record["options"]
     accepts = None if said["accepts"] is None else tuple(said["accepts"])
-    options = Options(accepts, tuple(said["returns"]), said["framework"], declare=said["declare"])
+    options = Options(accepts, tuple(said["returns"]), said["framework"], said["declare"], said.get("device", "cpu"))
     data = path.with_name(path.name.removesuffix(".json") + ".npz")
     arrays = dict(np.load(data)) if data.is_file() else None
     arguments = (Case.from_json(record["case"], arrays), *(revived(value) for value in record["others"]))

@@ -175,7 +175,9 @@ class Checks(Body):
         self.end("got == wanted", "'dtypes', got, 'wanted', wanted")
 
     def _doubles(self, value: str) -> str:
-        return f"{value}.detach().double().numpy()" if self.torch else f"np.asarray({value}, dtype=float)"
+        if not self.torch:
+            return f"np.asarray({value}, dtype=float)"
+        return f"{value}.detach(){'.cpu()' if self.there else ''}.double().numpy()"
 
     def _bits(self, value: str) -> str:
         return f"{self._doubles(value)}.tobytes()"

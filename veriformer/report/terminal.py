@@ -98,8 +98,8 @@ def threads(report: Report) -> str:
 def implementation_lines(implementation: Implementation) -> Iterable[str]:
     """Name and framework, then one line for each operation: what it takes and declares."""
     about = implementation.description
-    version = about.versions.get(about.framework, "")
-    yield f"{implementation.name}  {about.framework} {version}"
+    version, device = about.versions.get(about.framework, ""), about.versions.get("device", "")
+    yield f"{implementation.name}  {about.framework} {version}" + (f" on {device}" if device else "")
     for operation, plan in about.plans.items():
         changed = about.capabilities[operation].changed()
         words = [f"takes {plan.mapping()}"] if plan.mapping() else ["takes arrays only"]
