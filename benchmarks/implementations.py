@@ -212,6 +212,9 @@ class Prepared:
             return self._generation(number)
         positional, named, natives = self._arguments(self._request(number))
         self.natives = natives
+        if self.needs_gradient and self.vjp is None:  # before a factory packs weights, which are then recorded
+            for name in self.inputs:
+                natives[name].requires_grad_(True)
         function = self.boundary.function
         if getattr(self.boundary.plan, "factory", False):
             with self.framework.seeded():
@@ -249,8 +252,6 @@ class Prepared:
 
     def _with_autograd(self, forward: Callable[[], Any], number: int, natives: dict[str, Any]) -> Callable[[], Any]:
         inputs = {name: natives[name] for name in self.inputs}
-        for native in inputs.values():
-            native.requires_grad_(True)
         gradients, ready = self.framework.gradients, self.results(forward())
         cotangent = self.framework.native(self.cotangent(number, tuple(ready[0].shape)), self.dtype)
         cotangents = [cotangent, *[None] * (len(ready) - 1)]
