@@ -26,8 +26,12 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "layer_norm": ("numpy:plain", "numpy:blocked", "numpy:rows", "torch:functional", "torch:rows"),
     "attention": ("numpy:plain", "numpy:attention", "torch:default", "torch:math", "torch:flash"),
     "cached_attention": ("numpy:attention", "torch:attention", "torch:in_place"),
-    "encoder_layer": ("numpy:transformer", "torch:layers", "torch:transformer", "torch:transformer_fast"),
-    "decoder_layer": ("numpy:transformer", "torch:layers", "torch:transformer", "torch:transformer_fast"),
+    "encoder_layer": (
+        "numpy:transformer", "torch:layers", "torch:packed", "torch:transformer", "torch:transformer_fast",
+    ),
+    "decoder_layer": (
+        "numpy:transformer", "torch:layers", "torch:packed", "torch:transformer", "torch:transformer_fast",
+    ),
     "decoder_lm": (
         "numpy:decoder_growing", "numpy:decoder_static", "numpy:decoder_rolling",
         "torch:decoder_growing", "torch:decoder_static",

@@ -33,7 +33,7 @@ ACCURACY_ONLY: dict[str, tuple[str, ...]] = {
     "attention": ("numpy:blocked",),
     "multi_head_attention": (
         "numpy:attention",
-        "torch:attention", "torch:train", "torch:weights", "torch:fast", "torch:fast_weights",
+        "torch:attention", "torch:packed", "torch:train", "torch:weights", "torch:fast", "torch:fast_weights",
     ),
     "varlen_attention": ("numpy:attention", "torch:attention", "torch:one_call", "torch:nested"),
     "cross_entropy": ("numpy:loss_streamed",),
