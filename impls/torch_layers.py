@@ -19,8 +19,8 @@ from veriformer.declarations import Capabilities
 FRAMEWORK = "torch"
 Params = Mapping[str, Any]
 Window = tuple[int | None, int | None]
-# native_layer_norm keeps mean and 1/deviation in x's own dtype, and its backward has nothing else.
-_COMMON = Capabilities(saved_statistics="storage")
+# native_layer_norm keeps mean and 1/deviation in x's own dtype; its backward has nothing else, and sums in it.
+_COMMON = Capabilities(saved_statistics="storage", gradient_accumulate="storage")
 CAPABILITIES = dict.fromkeys(("encoder_layer", "decoder_layer", "encoder", "decoder", "transformer"), _COMMON)
 
 

@@ -227,8 +227,10 @@ VARIANTS = {
         name: f for name, f in _make(_Path(fast=True, nested=True)).items() if name in ("encoder", "transformer")
     },
 }
-# native_layer_norm keeps mean and 1/deviation in x's own dtype, and its backward has nothing else.
-_NN = Capabilities(grouped_heads=False, value_width="equal", rms_norms=False, saved_statistics="storage")
+# native_layer_norm keeps mean and 1/deviation in x's own dtype; its backward has nothing else, and sums in it.
+_NN = Capabilities(
+    grouped_heads=False, value_width="equal", rms_norms=False, saved_statistics="storage", gradient_accumulate="storage"
+)
 _FAST = replace(_NN, gradients=False)
 CAPABILITIES = {
     variant: dict.fromkeys(operations, _NN if variant == "transformer" else _FAST)

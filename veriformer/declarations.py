@@ -109,7 +109,7 @@ class Capabilities:
         "float32", None, "dtype in which a norm or logsumexp keeps its statistics for the backward"
     )
     gradient_accumulate: Any = _choice(
-        "float32", None, "dtype in which the backward of a norm sums the gradients of weight and bias over rows"
+        "float32", None, "dtype in which the backward of a norm, also in a layer, sums gradients of weight and bias"
     )
     recomputes_probabilities: bool = _choice(
         True, (True, False), "the backward of attention, log_softmax and cross entropy may form exp(logit - lse) anew"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,8 @@ COMPOSITES = (
 )
 """Operations whose budgets come from perturbing the reference; the others have closed forms."""
 NORMS = ("layer_norm", "rms_norm")
+_NORM = re.compile(r"\.norm\d*\.(weight|bias)$")
+"""Names of a norm's parameters among the weights of a composite."""
 HALTING = ("adaptive_computation_time", "act_loop", "universal_transformer")
 """Operations that choose how many steps to take."""
 _MEMORY = Memory()
@@ -184,7 +187,7 @@ def _gradient_bounds(
     found = _perturbed(case, names, cotangents, capabilities, precision)[1]
     if case.operation in ("adaptive_computation_time", "act_loop"):
         return _decided(case, capabilities, precision, found)
-    return _with_row_sums(case, cotangents[0], capabilities, found)
+    return found
 
 
 def _decided(case: Case, capabilities: Capabilities, precision: Precision, found: dict[str, Bound]) -> dict[str, Bound]:
@@ -209,19 +212,12 @@ def _recomputes(operation: str, precision: Precision) -> bool:
     return precision.recomputes_probabilities or coarse
 
 
-def _with_row_sums(
-    case: Case, cotangent: np.ndarray | None, capabilities: Capabilities, found: dict[str, Bound]
-) -> dict[str, Bound]:
-    """The bounds of a norm's parameters where their sums over rows are held in a coarser dtype than others."""
-    dtype = capabilities.at("gradient_accumulate", case.dtype)
-    precision = Precision(case.dtype, accumulate=dtype)
-    if case.operation not in NORMS or cotangent is None or precision.u_acc <= Precision(case.dtype).u_acc:
-        return found
-    arrays = {**case.arrays, "weight": np.ones_like(case["weight"])}
-    arrays |= {"bias": np.zeros_like(case["bias"])} if "bias" in arrays else {}
-    unit = reference_call(case.operation, replace(capabilities, rms_weight="plain"), arrays, case.keywords)
-    parts = {"weight": cotangent * np.asarray(unit), "bias": cotangent}
-    return {n: budgets.summed_over_rows(b, parts[n], precision) if n in parts else b for n, b in found.items()}
+def _row_sums(case: Case, names: Sequence[str], capabilities: Capabilities) -> dict[str, float]:
+    """The unit roundoff in which gradients of norms' parameters are summed over rows, where that is declared coarse."""
+    unit = Precision(case.dtype, accumulate=capabilities.at("gradient_accumulate", case.dtype)).u_acc
+    if unit <= Precision(case.dtype).u_acc:
+        return {}
+    return {name: unit for name in names if case.operation in NORMS and name != "x" or _NORM.search(name)}
 
 
 def _perturbed(
@@ -240,12 +236,17 @@ def _perturbed(
         return reference_call(case.operation, capabilities, tensors, case.keywords)
 
     if case.operation == "universal_transformer":
-        return _pondered(case, names, cotangents, precision)
-    return perturbed(function, case.arrays, precision, cotangents=cotangents, wrt=names)
+        return _pondered(case, names, cotangents, capabilities, precision)
+    row_sums = _row_sums(case, names, capabilities)
+    return perturbed(function, case.arrays, precision, cotangents=cotangents, wrt=names, row_sums=row_sums)
 
 
 def _pondered(
-    case: Case, names: tuple[str, ...], cotangents: tuple[np.ndarray | None, ...] | None, precision: Precision
+    case: Case,
+    names: tuple[str, ...],
+    cotangents: tuple[np.ndarray | None, ...] | None,
+    capabilities: Capabilities,
+    precision: Precision,
 ) -> tuple[tuple[Bound, ...], dict[str, Bound]]:
     """The same for a Universal Transformer, of which sequences are open where roundings may choose a halting step."""
     from veriformer.budgets.universal import universal_transformer
@@ -256,8 +257,9 @@ def _pondered(
         return (*result, halting)
 
     return universal_transformer(
-        function, case.arrays, precision, epsilon=case["epsilon"], cotangents=cotangents, wrt=names
-    )
+        function, case.arrays, precision, epsilon=case["epsilon"], cotangents=cotangents, wrt=names,
+        row_sums=_row_sums(case, names, capabilities),
+    )  # fmt: skip
 
 
 def _attention(case: Case, capabilities: Capabilities, precision: Precision) -> tuple[Bound, ...]:

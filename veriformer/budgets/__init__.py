@@ -11,7 +11,7 @@ from veriformer.budgets.bound import Bound, error_ratio, exact, sum_of, undeterm
 from veriformer.budgets.generation import next_token_probabilities
 from veriformer.budgets.halting import act_loop, adaptive_computation_time, undecided
 from veriformer.budgets.loss import cross_entropy
-from veriformer.budgets.normalization import layer_norm, rms_norm, summed_over_rows
+from veriformer.budgets.normalization import layer_norm, rms_norm
 from veriformer.budgets.optim import adamw_step, clip_by_global_norm, noam_schedule
 from veriformer.budgets.packed import cached_attention, varlen_attention
 from veriformer.budgets.positions import alibi_bias, rotary_embedding, sinusoidal_positions
@@ -48,7 +48,6 @@ __all__ = [
     "sinusoidal_positions",
     "softmax",
     "sum_of",
-    "summed_over_rows",
     "undecided",
     "undetermined",
     "varlen_attention",

@@ -117,17 +117,3 @@ def _statistics(x: Array, eps: float, epsilon: str, variance: str, p: Precision)
     flat = s == 0
     s = np.where(flat, 1.0, s)
     return np.where(flat, 0.0, centred / s), s, np.where(flat & (m > 0), np.inf, m / s), np.where(flat, 0.0, r)
-
-
-def summed_over_rows(bound: Bound, parts: Array, precision: Precision) -> Bound:
-    """The budget of a parameter's gradient whose sum over all rows is held in the precision's accumulator.
-
-    bound: of the gradient [d] with exact sums; parts[…, d]: what is summed -> Bound like bound.
-
-        E = g(n) u_acc Σ |part|,   n rows
-
-    Source: Higham 2002 (Accuracy and Stability of Numerical Algorithms), section 4.2.
-    """
-    rows = parts.reshape(-1, parts.shape[-1])
-    error = precision.g(len(rows)) * precision.u_acc * np.abs(rows).sum(axis=0)
-    return Bound(bound.value, bound.allowed + error, {**bound.terms, "sums over rows": error})

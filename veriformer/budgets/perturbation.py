@@ -15,6 +15,7 @@ rounding alone decides which key wins; the runs did not see it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,17 +43,21 @@ def perturbed(
     wrt: Sequence[str] = (),
     runs: int = RUNS,
     factor: float | None = None,
+    row_sums: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[tuple[Bound, ...], dict[str, Bound]]:
     """Values and error budgets of a function's results, and of the gradients of Σ cotangent · result.
 
     function: takes a mapping from name to torch tensor, float64 or as in `arrays`, and returns a tensor
     or a tuple of tensors. arrays: float64, boolean or integer. cotangents: one for each result, None
     for a result that does not count; all None: no gradients. wrt: names of arrays to differentiate by.
-    -> a Bound for each result, a Bound for each name in wrt. factor: None takes FACTOR or FACTOR_LOW.
+    -> a Bound for each result, a Bound for each name in wrt. factor: None takes FACTOR or FACTOR_LOW. row_sums: the
+    unit roundoff in which the gradient of a name may be summed over rows, where that is none of the precision's.
 
         y_r = function with every inexact step moved by ±(its rounding error at most), r = 1 … runs
         d² = mean_r |y_r - y|²,   m² = mean d² over the last axis, at most (3 d)²
         E = factor max(sqrt((d² + m²)/2), 3/8 max_r |y_r - y|)
+
+    and for a gradient that is a sum over n rows held in a unit of its own, E + unit n Σ |part|.
 
     Source: Stott Parker 1997 (Monte Carlo Arithmetic) for the idea; the sizes of the roundings are those of
     `veriformer.budgets.rounding`.
@@ -76,10 +81,10 @@ def perturbed(
         gradients = _gradients(mode, results, cotangents, [tensors[name] for name in wrt])
     bounds = tuple(_bound(_rows(mode, y), precision, factor or FACTOR) for y in results)
     factor = factor or (FACTOR_LOW if precision.u_out > _SINGLE else FACTOR)
-    rows = [
-        np.zeros((1, *tensors[n].shape)) if g is None else _rows(mode, g) for n, g in zip(wrt, gradients, strict=True)
-    ]
-    return bounds, {name: _bound(moved, precision, factor) for name, moved in zip(wrt, rows, strict=True)}
+    named = dict(zip(wrt, gradients, strict=True))
+    rows = {n: np.zeros((1, *tensors[n].shape)) if g is None else _rows(mode, g) for n, g in named.items()}
+    ready = {name: _bound(moved, precision, factor) for name, moved in rows.items()}
+    return bounds, ready | {n: _summed(ready[n], named[n], unit) for n, unit in row_sums.items() if n in ready}
 
 
 def _tensor(array: Array) -> Any:
@@ -114,6 +119,18 @@ def _rows(mode: Any, y: Any) -> Array:
     mode.settle(y, store=False)
     rows = y.rows.numpy().astype(np.float64)
     return rows
+
+
+def _summed(bound: Bound, gradient: Any, unit: float) -> Bound:
+    """The bound of a gradient that may be summed over rows in another unit roundoff; growth is the worst case's.
+
+    Source: Higham 2002 (Accuracy and Stability of Numerical Algorithms), section 4.2.
+    """
+    leading = getattr(gradient, "leading", None)
+    if leading is None:
+        return bound
+    error = unit * leading[0].numpy()
+    return Bound(bound.value, bound.allowed + error, {**bound.terms, "sums over rows": error})
 
 
 def _bound(rows: Array, p: Precision, factor: float) -> Bound:

@@ -40,7 +40,8 @@ class Replicas(torch.Tensor):
     this is (`roles`). mass[1, …], terms: magnitudes that a sum was made of, even where they cancelled, and
     how many. again[1, …]: the error of a sum that is taken once more.
     excess[1, …]: what an algorithm may leave out of a mean over the last axis. unknown[1, …]: of booleans,
-    where the numbers they compare are undetermined.
+    where the numbers they compare are undetermined. leading[1, …]: of gradients that the backward sums over rows, the
+    number of rows times the sum of magnitudes.
     """
 
     rows: Rows
@@ -52,6 +53,7 @@ class Replicas(torch.Tensor):
     again: Rows | None
     excess: Rows | None
     unknown: Rows | None
+    leading: Rows | None
 
     @staticmethod
     def __new__(cls, rows: Rows, **known: Any) -> Replicas:
@@ -73,10 +75,11 @@ class Replicas(torch.Tensor):
         again: Rows | None = None,
         excess: Rows | None = None,
         unknown: Rows | None = None,
+        leading: Rows | None = None,
     ) -> None:
         self.rows, self.due, self.later = rows, due or Due(), later
         self.role, self.mass, self.terms, self.again = role, mass, terms, again
-        self.excess, self.unknown = excess, unknown
+        self.excess, self.unknown, self.leading = excess, unknown, leading
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -143,7 +143,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def shaped(rows: Rows | None) -> Any:
             return None if rows is None else together(func, [Stack(rows), *args[1:]], kwargs)
 
-        known = {name: shaped(getattr(x, name)) for name in ("later", "mass", "again", "excess", "unknown")}
+        known = {name: shaped(getattr(x, name)) for name in ("later", "mass", "again", "excess", "unknown", "leading")}
         return Replicas(shaped(x.rows), role=x.role, terms=x.terms, **known)
 
     def _negated(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -241,6 +241,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made.due = self._stored(1.0, bounded=both)
         made.excess = either(*(x.excess for x in (a, b) if isinstance(x, Replicas)))
         made.again = either(*(x.again for x in (a, b) if isinstance(x, Replicas)))
+        made.leading = either(*(x.leading for x in (a, b) if isinstance(x, Replicas) and x.shape == made.shape))
         if isinstance(a, Replicas) and isinstance(b, Replicas):
             if func.overloadpacket.__name__ == "sub":
                 roles.difference(self, made, a, b)
@@ -300,6 +301,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             roles.total(self, made, x, total)
         if mean or isinstance(x.role, roles.Square):
             made.due.store = 0.0
+        if self.backward and not over_last(x, args):
+            made.leading = over(rows[:1].abs()) * (x.numel() // max(made.numel(), 1))
         return made
 
     def _terms(self, x: Replicas) -> tuple[float, Rows]:

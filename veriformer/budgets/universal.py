@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,13 @@ def universal_transformer(
     epsilon: float,
     cotangents: Sequence[Array | None] | None = None,
     wrt: Sequence[str] = (),
+    row_sums: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[tuple[Bound, Bound, Bound], dict[str, Bound]]:
     """Values and budgets of the three results, and of the gradients of Σ cotangent · result, as `perturbed` gives them.
 
     function: takes a mapping from name to torch tensor, returns out[B,T,d], N[B,T], R[B,T] and the halting
     probabilities h[B,T,M]. wrt: names of arrays to differentiate by; "x" and "memory" have one row for each sequence.
+    row_sums: as `perturbed` has it.
 
     N must be right, R = 1 where N = 1, and all three 0 where N = 0, at padding.
     Source: derived; P108.
@@ -43,7 +46,9 @@ def universal_transformer(
         return out, steps, remainder, halting.cumsum(-1)
 
     given = None if cotangents is None else (*cotangents, None)
-    (out, steps, remainder, sums), gradients = perturbed(followed, arrays, precision, cotangents=given, wrt=wrt)
+    (out, steps, remainder, sums), gradients = perturbed(
+        followed, arrays, precision, cotangents=given, wrt=wrt, row_sums=row_sums
+    )
     lost = undecided(sums, steps.value, epsilon, precision)
     remainder = replace(remainder, allowed=np.where(steps.value <= 1, 0.0, remainder.allowed))
     out = replace(out, allowed=np.where(steps.value[..., None] == 0, 0.0, out.allowed))
