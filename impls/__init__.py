@@ -22,6 +22,7 @@ TORCH = (
     "veriformer.impls.torch_functional",
     "veriformer.impls.torch_sdpa",
     "veriformer.impls.torch_attention",
+    "veriformer.impls.torch_grouped",
     "veriformer.impls.torch_nn",
     "veriformer.impls.torch_rows",
     "veriformer.impls.torch_positions",

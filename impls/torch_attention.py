@@ -103,32 +103,14 @@ def cached_attention(
     Source: Kwon et al. 2023 (PagedAttention), section 4.1.
     Raises ValueError where lengths[b] + m exceeds the capacity.
     """
-    return _cached(q, k_new, v_new, k_cache.clone(), v_cache.clone(), lengths, (causal, scale, window), block_table)
-
-
-def cached_in_place(
-    q: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *,
-    causal: bool = True, scale: float | None = None, window: Window | None = None, block_table: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The same, written into the given caches, which are returned.
-
-    Arguments, results and errors are those of cached_attention.
-    Source: Kwon et al. 2023 (PagedAttention), section 4.1.
-    """
-    return _cached(q, k_new, v_new, k_cache, v_cache, lengths, (causal, scale, window), block_table)
-
-
-def _cached(
-    q: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor,
-    options: tuple[bool, float | None, Window | None], block_table: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    (batch, _, new, _), slots, (causal, scale, window) = q.shape, k_cache.shape[2], options
+    (batch, _, new, _), slots = q.shape, k_cache.shape[2]
     table = torch.arange(batch, device=q.device)[:, None] if block_table is None else block_table
     capacity = slots * table.shape[1]
     if int(lengths.max()) + new > capacity:
         raise ValueError(f"lengths: got {int(lengths.max())} rows beside {new} new ones, wanted at most {capacity}")
     position = lengths[:, None] + torch.arange(new, device=q.device)
     block, slot = table.gather(1, position // slots), position % slots
+    k_cache, v_cache = k_cache.clone(), v_cache.clone()
     k_cache[block, :, slot] = k_new.transpose(1, 2)
     v_cache[block, :, slot] = v_new.transpose(1, 2)
     # blocks beyond the valid rows may be listed as anything: the mask hides what is read there
@@ -168,18 +150,15 @@ VARIANTS = {
         "varlen_attention": varlen_attention,
         "cached_attention": cached_attention,
     },
-    "in_place": {"cached_attention": cached_in_place},
     "one_call": {"varlen_attention": varlen_in_one_call},
     "nested": {"varlen_attention": varlen_nested},
 }
-_TORCH = Capabilities(nonpositive_scale=True)
 CAPABILITIES = {
     "attention": {
         "multi_head_attention": Capabilities(),
         "varlen_attention": Capabilities(nonpositive_scale=True, zero_lengths=True),
-        "cached_attention": _TORCH,
+        "cached_attention": Capabilities(nonpositive_scale=True),
     },
-    "in_place": {"cached_attention": Capabilities(nonpositive_scale=True, cache_in_place=True, gradients=False)},
     "one_call": {"varlen_attention": Capabilities(nonpositive_scale=True, zero_lengths=True)},
     "nested": {"varlen_attention": Capabilities(nonpositive_scale=True, grouped_heads=False)},
 }
