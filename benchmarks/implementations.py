@@ -24,8 +24,8 @@ from .workloads import Workload
 IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "softmax": ("numpy:plain", "numpy:blocked", "torch:functional"),
     "layer_norm": ("numpy:plain", "numpy:blocked", "numpy:rows", "torch:functional", "torch:rows"),
-    "attention": ("numpy:plain", "numpy:attention", "torch:default", "torch:math", "torch:flash"),
-    "cached_attention": ("numpy:attention", "torch:attention", "torch:in_place"),
+    "attention": ("numpy:plain", "numpy:attention", "torch:default", "torch:math", "torch:flash", "torch:grouped"),
+    "cached_attention": ("numpy:attention", "torch:attention", "torch:append"),
     "encoder_layer": (
         "numpy:transformer", "torch:layers", "torch:packed", "torch:transformer", "torch:transformer_fast",
     ),
@@ -34,7 +34,7 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     ),
     "decoder_lm": (
         "numpy:decoder_growing", "numpy:decoder_static", "numpy:decoder_rolling",
-        "torch:decoder_growing", "torch:decoder_static",
+        "torch:decoder_growing", "torch:decoder_static", "torch:lean",
     ),
     "universal_transformer": ("numpy:universal", "torch:universal", "torch:universal_compacted"),
     "cross_entropy": ("numpy:loss", "torch:loss", "torch:loss_gather", "torch:loss_fused"),
@@ -46,6 +46,7 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
 """Who is timed at each operation."""
 LEFT_OUT = {
     ("numpy:blocked", "attention"): "loops over blocks in Python: 0.3 s a call",
+    ("torch:lean_llama", "decoder_lm"): "the code of torch:lean with weights of its own",
     ("numpy:loss_streamed", "cross_entropy"): "loops over classes in Python",
     ("numpy:loss_others", "cross_entropy"): "the code of numpy:loss under another convention of smoothing",
     ("numpy:loss_others_but_padding", "cross_entropy"): "the code of numpy:loss under another convention of smoothing",
