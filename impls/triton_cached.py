@@ -1,0 +1,194 @@
+"""A decoding step as Triton kernels: new rows go into the caches in place, then attention over them in parts.
+
+The queries that share a key head are rows of one block, so that each key is read once for all of them; and the keys
+of a sequence are divided among programs, as one step has too few queries to fill a GPU. A last kernel joins the
+parts. On CUDA tensors the kernels are compiled; on CPU tensors they run in Triton's interpreter, where
+TRITON_INTERPRET=1 was set before this file was imported.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from veriformer.declarations import Capabilities
+
+FRAMEWORK = "torch"
+WIDEST = 256
+"""Width of a head that a program holds at most."""
+MOST_PARTS = 32
+"""Among how many programs the keys of a sequence are divided at most."""
+
+
+@triton.jit
+def append_kernel(
+    new_ptr, cache_ptr, lengths_ptr, new_b, new_g, new_t, new_d, cache_b, cache_g, cache_t,
+    groups, new, capacity, width, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Row program_id(0) of the new ones of sequence and key head program_id(1) is written at lengths + row.
+
+    Nothing is written beyond the cache.
+    """
+    i, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    b, g = place // groups, place % groups
+    row = tl.load(lengths_ptr + b) + i
+    columns = tl.arange(0, BLOCK)
+    # as a vector: the interpreter makes numbers of a truth value that it spreads over a block
+    inside = (columns < width) & (row + columns * 0 < capacity)
+    values = tl.load(new_ptr + b * new_b + g * new_g + i * new_t + columns * new_d, mask=inside, other=0.0)
+    tl.store(cache_ptr + b * cache_b + g * cache_g + row * cache_t + columns, values, mask=inside)
+
+
+@triton.jit
+def _tile(base, offsets, inside, width, WIDTH: tl.constexpr):
+    """Contiguous rows at the given offsets, where they are inside; 0 elsewhere."""
+    columns = tl.arange(0, WIDTH)
+    held = inside[:, None] & (columns < width)[None, :]
+    return tl.load(base + offsets[:, None] + columns[None, :], mask=held, other=0.0)
+
+
+@triton.jit
+def part_kernel(
+    q_ptr, k_ptr, v_ptr, lengths_ptr, out_ptr, lse_ptr,
+    q_b, q_h, q_t, k_b, k_g, k_t, v_b, v_g, v_t,
+    groups, shared, new, width, value_width, scale,
+    CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Part program_id(2) of the keys, seen by block program_id(0) of the queries that share key head program_id(1).
+
+    out and the logsumexp (to base 2) of these keys alone; an empty part has 0 and -inf.
+    Source: Dao et al. 2023 (Flash-Decoding).
+    """
+    tl.static_assert(M >= 16 and N >= 16 and D >= 16 and DV >= 16, "tl.dot takes sizes from 16")
+    place, part, parts = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.num_programs(2)
+    b, g = place // groups, place % groups
+    # row r is query r mod new of head r div new of the group
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    inside = rows < shared * new
+    length = tl.load(lengths_ptr + b).to(tl.int32)
+    keys = length + new
+    each = tl.cdiv(tl.cdiv(keys, parts), N) * N
+    q = _tile(q_ptr + b * q_b + g * shared * q_h, (rows // new) * q_h + (rows % new) * q_t, inside, width, D)
+    last = tl.zeros([M], tl.int32) + (keys - 1)
+    if CAUSAL:
+        last = length + rows % new
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    out = tl.zeros([M, DV], tl.float32)
+    for start in range(part * each, tl.minimum(part * each + each, keys), N):
+        columns = (start + tl.arange(0, N)).to(tl.int64)
+        k = _tile(k_ptr + b * k_b + g * k_g, columns * k_t, columns < keys, width, D)
+        v = _tile(v_ptr + b * v_b + g * v_g, columns * v_t, columns < keys, value_width, DV)
+        seen = (columns < keys)[None, :] & (columns[None, :] <= last[:, None])
+        s = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(p, 1)
+        out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision="ieee")
+        top = higher
+    some = tl.where(total == 0.0, 1.0, total)
+    number = (part * tl.num_programs(1) + place) * (shared * new) + rows
+    columns = tl.arange(0, DV)
+    held = inside[:, None] & (columns < value_width)[None, :]
+    tl.store(out_ptr + number[:, None] * value_width + columns[None, :], out / some[:, None], mask=held)
+    tl.store(lse_ptr + number, top + tl.log2(some), mask=inside)
+
+
+@triton.jit
+def join_kernel(parts_ptr, lse_ptr, out_ptr, parts, value_width, PARTS: tl.constexpr, DV: tl.constexpr):
+    """Query program_id(0) of all: its parts, weighted by their sums of exponentials. Every query sees a key."""
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    numbers, columns = tl.arange(0, PARTS), tl.arange(0, DV)
+    lse = tl.load(lse_ptr + numbers * rows + row, mask=numbers < parts, other=float("-inf"))
+    weights = tl.exp2(lse - tl.max(lse, 0))
+    held = (numbers < parts)[:, None] & (columns < value_width)[None, :]
+    places = parts_ptr + (numbers[:, None] * rows + row) * value_width + columns[None, :]
+    out = tl.sum(weights[:, None] * tl.load(places, mask=held, other=0.0), 0) / tl.sum(weights, 0)
+    tl.store(out_ptr + row * value_width + columns, out.to(out_ptr.dtype.element_ty), mask=columns < value_width)
+
+
+INTERPRETED = not isinstance(part_kernel, triton.JITFunction)
+"""Whether Triton's interpreter runs the kernels, which is settled when they are decorated."""
+
+
+def cached_attention(
+    q: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *,
+    causal: bool = True, scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """New keys and values written into the given caches, then attention over the rows in use.
+
+    q[B,H,m,D], k_new[B,G,m,D], v_new[B,G,m,Dv], caches [B,G,C,D] and [B,G,C,Dv], lengths[B]
+    -> (out[B,H,m,Dv], k_cache, v_cache); row lengths[b] + i = new row i, where query i stands
+    Source: Dao et al. 2023 (Flash-Decoding); Kwon et al. 2023 (PagedAttention), section 4.1, for caches in place.
+    Rows beyond the capacity are dropped without a word: to compare lengths would stop the GPU at every step.
+    Raises ValueError for a dtype, a width, a layout of the caches or a device that the kernels do not take.
+    """
+    _check(q, k_new, v_new, k_cache, v_cache)
+    (batch, heads, new, width), (_, groups, capacity, value_width) = q.shape, v_cache.shape
+    shared, scale = heads // groups, (width**-0.5 if scale is None else float(scale)) * math.log2(math.e)
+    q = q if q.stride(3) == 1 else q.contiguous()
+    m, n = (16, 16) if INTERPRETED else (16, 64 if width * q.element_size() <= 256 else 32)
+    d, dv = (max(triton.next_power_of_2(w), 16) for w in (width, value_width))
+    blocks = triton.cdiv(shared * new, m)
+    parts = _parts(q, blocks * batch * groups, triton.cdiv(capacity, n))
+    out = q.new_empty(batch, heads, new, value_width)
+    partial = torch.empty(parts, *out.shape, dtype=torch.float32, device=q.device)
+    lse = torch.empty(parts, *out.shape[:3], dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):
+        for rows, cache, block in ((k_new, k_cache, d), (v_new, v_cache, dv)):
+            append_kernel[(new, batch * groups)](
+                rows, cache, lengths, *rows.stride(), *cache.stride()[:3], groups, new, capacity, rows.shape[3], block
+            )
+        part_kernel[(blocks, batch * groups, parts)](
+            q, k_cache, v_cache, lengths, partial, lse, *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
+            groups, shared, new, width, value_width, scale, CAUSAL=causal, D=d, DV=dv, M=m, N=n,
+        )  # fmt: skip
+        join_kernel[(batch * heads * new,)](
+            partial, lse, out, parts, value_width, PARTS=triton.next_power_of_2(parts), DV=dv
+        )
+    return out, k_cache, v_cache
+
+
+def _parts(q: Tensor, programs: int, blocks: int) -> int:
+    """Parts of the keys: two programs for each of the GPU's multiprocessors, but no part without a block of keys."""
+    wanted = 8 if INTERPRETED else 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
+    return max(1, min(triton.cdiv(wanted, programs), blocks, MOST_PARTS))
+
+
+def _check(q: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    name = str(q.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype: got {name}, wanted {' or '.join(DTYPES)}{NOT_HERE}")
+    if not (INTERPRETED or q.is_cuda):
+        raise ValueError(f"device: got {q.device.type}, wanted cuda, or TRITON_INTERPRET=1 set before Python starts")
+    if any(x.dtype != q.dtype for x in (k_new, v_new, k_cache, v_cache)):
+        raise ValueError(f"dtype: got {q.dtype} beside others, wanted one for q, the new rows and the caches")
+    if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
+        raise ValueError("caches: got rows that are not contiguous, wanted stride 1 along the last axis")
+    if q.shape[1] % k_cache.shape[1] or not 0 < max(q.shape[3], v_cache.shape[3]) <= WIDEST:
+        raise ValueError(f"heads, widths: got {[*q.shape]}, {[*v_cache.shape]}, wanted G dividing H, D up to {WIDEST}")
+
+
+# the interpreter computes with the bits of bfloat16 numbers as if they were integers
+DTYPES = ("float32", "float16") if INTERPRETED else ("float32", "bfloat16", "float16")
+NOT_HERE = ", as Triton's interpreter is wrong in bfloat16" if INTERPRETED else ""
+CAPABILITIES = {
+    "cached_attention": Capabilities(
+        dtypes=DTYPES,
+        devices=("cpu",) if INTERPRETED else ("cuda",),
+        blocks=(16,),
+        compiles_per_shape=not INTERPRETED,
+        strides="last_axis_contiguous",
+        cache_in_place=True,
+        checks_capacity=False,  # lengths lie on the device, and to read them would stop it
+        gradients=False,
+        nonpositive_scale=True,
+        nan_contained=True,
+    )
+}
