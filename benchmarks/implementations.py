@@ -40,7 +40,7 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "cross_entropy": ("numpy:loss", "torch:loss", "torch:loss_gather", "torch:loss_fused"),
     "adamw_step": (
         "numpy:optimizer", "numpy:optimizer_folded", "numpy:optimizer_stored",
-        "torch:optimizer", "torch:optimizer_foreach", "torch:optimizer_fused", "torch:optimizer_flat",
+        "torch:optimizer", "torch:optimizer_foreach", "torch:optimizer_fused", "torch:flat",
     ),
 }  # fmt: skip
 """Who is timed at each operation."""
@@ -48,6 +48,7 @@ LEFT_OUT = {
     ("numpy:blocked", "attention"): "loops over blocks in Python: 0.3 s a call",
     ("torch:lean_llama", "decoder_lm"): "the code of torch:lean with weights of its own",
     ("numpy:loss_streamed", "cross_entropy"): "loops over classes in Python",
+    ("torch:loss_fused_small", "cross_entropy"): "the code of torch:loss_fused, in chunks too small to be fast",
     ("numpy:loss_others", "cross_entropy"): "the code of numpy:loss under another convention of smoothing",
     ("numpy:loss_others_but_padding", "cross_entropy"): "the code of numpy:loss under another convention of smoothing",
     ("torch:loss_others", "cross_entropy"): "the code of torch:loss under another convention of smoothing",

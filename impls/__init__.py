@@ -29,6 +29,7 @@ TORCH = (
     "veriformer.impls.torch_generation",
     "veriformer.impls.torch_loss",
     "veriformer.impls.torch_optimizer",
+    "veriformer.impls.torch_flat",
     "veriformer.impls.torch_act",
     "veriformer.impls.torch_layers",
     "veriformer.impls.torch_transformer",

@@ -41,7 +41,7 @@ def softmax(x: Tensor, *, axis: int = -1, temperature: float = 1.0) -> Tensor:
     p_i = exp(x_i / T) / sum_j exp(x_j / T)
     Source: the torch manual, torch.nn.functional.softmax. A row of -inf alone gives NaN.
     """
-    return F.softmax(x / temperature, dim=axis)
+    return F.softmax(x if temperature == 1 else x / temperature, dim=axis)
 
 
 def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:

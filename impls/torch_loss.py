@@ -1,23 +1,28 @@
 """torch's own cross_entropy, and losses as they are written by hand, fused, and in other conventions of smoothing.
 
-"loss" is torch's. "loss_gather" picks from log_softmax. "loss_fused" makes the gradient in the forward,
-some rows at a time. "loss_others" is fairseq's smoothing, "loss_others_but_padding" the annotated
-Transformer's.
+"loss" is torch's. "loss_gather" picks from log_softmax. "loss_fused" writes the gradient during the forward pass,
+some rows at a time; "loss_fused_small" is the same with chunks so small that short inputs have several. "loss_others"
+is fairseq's smoothing, "loss_others_but_padding" the annotated Transformer's.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from veriformer.declarations import Capabilities, Expected
 
 FRAMEWORK = "torch"
-ROWS = 4
-"""Rows that the fused loss takes at a time."""
+ELEMENTS = 2**17
+"""Logits that the fused loss takes at a time: in float32 half a megabyte, which the cache of a core holds."""
+_SMALL, _EDGE = 16, 4
+"""Of the variant whose chunks are small: logits at a time, and how many rows and classes fill a chunk together."""
 
 
 def cross_entropy(
@@ -52,47 +57,121 @@ def cross_entropy_gather(
 
 
 class _Fused(torch.autograd.Function):
-    """Losses of all rows; their gradient is made beside them and kept in place of the logits."""
+    """The loss, and its gradient made beside it: backward only multiplies, and by 1 not even that."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, epsilon: float, ignore_index: int) -> Tensor:
-        kept, size = targets != ignore_index, logits.shape[1]
-        loss, gradient = _wide(logits).new_zeros(len(targets)), torch.zeros_like(logits)
-        for start in range(0, len(targets), ROWS):
-            rows = start + kept[start : start + ROWS].nonzero()[:, 0]
-            z, at = _wide(logits[rows]), targets[rows][:, None]
-            top = z.amax(-1, keepdim=True)
-            e = torch.exp(z - top)
-            total = e.sum(-1, keepdim=True)
-            far = (top - z.gather(1, at) + total.log())[:, 0]
-            p = e / total
-            if epsilon:
-                far = (1 - epsilon) * far + epsilon * (top + total.log() - z.mean(-1, keepdim=True))[:, 0]
-                p -= epsilon / size
-            loss[rows] = far
-            gradient[rows] = p.scatter_add(1, at, torch.full_like(far, epsilon - 1)[:, None]).to(logits.dtype)
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, epsilon: float, ignore_index: int, reduction: str, elements: int
+    ) -> Tensor:
+        kept = targets != ignore_index
+        count = int(kept.sum())
+        share = 1 / max(count, 1) if reduction == "mean" else 1.0
+        # divided by the rows, small entries are lost in float16, which a cotangent as of loss scaling would bring back
+        ctx.late = share if logits.dtype == torch.float16 else 1.0
+        new = torch.empty if count == len(targets) else torch.zeros
+        gradient = new(logits.shape, dtype=logits.dtype, device=logits.device)
+        loss = _by_chunks(logits, targets, kept, epsilon, elements, gradient, share / ctx.late)
         ctx.save_for_backward(gradient, kept)
-        return loss
+        return _reduced(loss, kept, reduction).to(logits.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (gradient, kept), (g,) = ctx.saved_tensors, cotangents
-        # where nothing is kept the mean's cotangent is divided by 0
-        passed = torch.where(kept[:, None], gradient * g[:, None], 0.0)
-        return passed.to(gradient.dtype), None, None, None
+        if g.ndim:
+            gradient = gradient * torch.where(kept, g, 0.0)[:, None]
+        elif (factor := float(g) * ctx.late) != 1.0:
+            gradient = gradient * factor
+            if not math.isfinite(factor):  # 0 times it is NaN, but an ignored row has no gradient
+                gradient.masked_fill_(~kept[:, None], 0.0)
+        return gradient, None, None, None, None, None
 
 
-def cross_entropy_fused(
-    logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, ignore_index: int = -100, reduction: str = "mean"
+def _by_chunks(
+    logits: Tensor,
+    targets: Tensor,
+    kept: Tensor,
+    epsilon: float,
+    elements: int,
+    gradient: Tensor | None = None,
+    times: float = 1.0,
 ) -> Tensor:
-    """Losses whose gradient is computed in the forward, a few rows at a time.
+    """Losses of all rows, in float32 at least; `times` their gradients goes into `gradient`, if there is one.
 
-    logits[N,V], targets[N] -> loss[], or loss[N] with reduction none
-    loss_n = (1 - e) (lse_n - logits_n,target) + e (lse_n - mean logits_n); dlogits_n = p_n - q_n, times the cotangent
-    Source: Hsu et al. 2024 (Liger Kernel), section 3.3. The gradient is kept in the dtype of the logits.
+    Ignored rows are not read, nor is what `gradient` has for them written. Beside the results there is memory for a
+    few chunks of about `elements` numbers.
     """
-    loss = _Fused.apply(logits, targets, label_smoothing, ignore_index)
-    return _reduced(loss, targets != ignore_index, reduction).to(logits.dtype)
+    rows = None if bool(kept.all()) else kept.nonzero()[:, 0]
+    at = (targets if rows is None else targets[rows])[:, None]
+    losses = torch.zeros(len(targets), dtype=_wide(logits[:0]).dtype, device=logits.device)
+    step, count, size = max(1, elements // logits.shape[1]), len(at), logits.shape[1]
+    scratch = None
+    if gradient is None or rows is not None or gradient.dtype != losses.dtype:
+        scratch = losses.new_empty(min(step, count), size)
+    elsewhere, pull = losses.new_tensor(-epsilon * times / size), losses.new_full((step, 1), (epsilon - 1) * times)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        here = slice(start, stop) if rows is None else rows[start:stop]
+        z, aim = _wide(logits[here]), at[start:stop]
+        p = gradient[here] if scratch is None else scratch[: stop - start]
+        losses[here] = _chunk(z, aim, epsilon, p)
+        if gradient is not None:
+            torch.add(elsewhere, p, alpha=times, out=p).scatter_add_(1, aim, pull[: stop - start])
+            if scratch is not None:
+                gradient[here] = p.to(gradient.dtype)
+    return losses
+
+
+def _chunk(z: Tensor, aim: Tensor, epsilon: float, p: Tensor) -> Tensor:
+    """The losses of some rows, whose softmax goes into p."""
+    torch.softmax(z, -1, out=p)
+    top = z.amax(-1)
+    below = top - z.gather(1, aim)[:, 0]
+    if epsilon:
+        below = (1 - epsilon) * below + epsilon * (top - z.mean(-1))
+    return below - p.amax(-1).log()  # the largest p is 1 over the sum of exp(z - top)
+
+
+def _make_fused(name: str, elements: int) -> Callable[..., Tensor]:
+    def cross_entropy(
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> Tensor:
+        """Losses whose gradient is written during the forward pass, some rows at a time while they are in the cache.
+
+        logits[N,V], targets[N] -> loss[], or loss[N] with reduction none
+        loss_n = (1 - e) (lse_n - logits_n,target) + e (lse_n - mean logits_n)
+        dlogits_n = p_n - q_n, times the cotangent
+        Source: Hsu et al. 2024 (Liger Kernel), section 3.3. The gradient is kept in the dtype of the logits, the only
+        array of their size that is made, and only where it will be asked for; there is none of the second order.
+        Raises ValueError for logits without two axes, targets of another length, label_smoothing outside [0, 1) and
+        an unknown reduction; RuntimeError for a target that is no class.
+        """
+        _check_fused(logits, targets, label_smoothing, reduction)
+        if logits.requires_grad and torch.is_grad_enabled():
+            loss: Tensor = _Fused.apply(logits, targets, label_smoothing, ignore_index, reduction, elements)
+            return loss
+        kept = targets != ignore_index
+        losses = _by_chunks(logits, targets, kept, label_smoothing, elements)
+        return _reduced(losses, kept, reduction).to(logits.dtype)
+
+    cross_entropy.__qualname__ = f"cross_entropy[{name}]"
+    return cross_entropy
+
+
+def _check_fused(logits: Tensor, targets: Tensor, epsilon: float, reduction: str) -> None:
+    if logits.ndim != 2 or not logits.shape[1]:
+        raise ValueError(f"logits: got shape {tuple(logits.shape)}, wanted rows and at least one class")
+    if tuple(targets.shape) != (len(logits),):
+        raise ValueError(f"targets: got shape {tuple(targets.shape)}, wanted ({len(logits)},), one a row")
+    if not 0 <= epsilon < 1:
+        raise ValueError(f"label_smoothing: got {epsilon}, wanted 0 <= label_smoothing < 1")
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"reduction: got {reduction!r}, wanted none, sum or mean")
 
 
 def cross_entropy_others(
@@ -145,7 +224,8 @@ def _wide(x: Tensor) -> Tensor:
 VARIANTS = {
     "loss": {"cross_entropy": cross_entropy},
     "loss_gather": {"cross_entropy": cross_entropy_gather},
-    "loss_fused": {"cross_entropy": cross_entropy_fused},
+    "loss_fused": {"cross_entropy": _make_fused("loss_fused", ELEMENTS)},
+    "loss_fused_small": {"cross_entropy": _make_fused("loss_fused_small", _SMALL)},
     "loss_others": {"cross_entropy": cross_entropy_others},
     "loss_others_but_padding": {"cross_entropy": cross_entropy_others_but_padding},
 }
@@ -154,7 +234,8 @@ CAPABILITIES = {
     # the backward of log_softmax is g - exp(y) sum g, with y as it was returned
     "loss": {"cross_entropy": Capabilities(saved_statistics="storage")},
     "loss_gather": {"cross_entropy": Capabilities(**_WIDENED, nan_contained=True)},
-    "loss_fused": {"cross_entropy": Capabilities(nan_contained=True, blocks=(ROWS,))},
+    "loss_fused": {"cross_entropy": Capabilities(nan_contained=True)},
+    "loss_fused_small": {"cross_entropy": Capabilities(nan_contained=True, blocks=(_EDGE,))},
     "loss_others": {"cross_entropy": Capabilities(**_WIDENED, smoothing="others")},
     "loss_others_but_padding": {
         "cross_entropy": Capabilities(

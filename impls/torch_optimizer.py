@@ -3,7 +3,7 @@
 "optimizer", "optimizer_foreach" and "optimizer_fused" are the three ways of torch.optim.AdamW and of clip_grad_norm_
 (which has two); "optimizer_restored" is the fused one with m and v from a checkpoint, which are contiguous whatever the
 parameter is. "optimizer_l2" is torch.optim.Adam, whose decay is a gradient (declared: weight_decay = coupled), its rate
-a tensor. "optimizer_flat" is what large-scale trainers write: one buffer of all numbers, in float32 at least.
+a tensor, and so is that of its schedule.
 
 In float16 an eps below 3e-8, such as the default, is 0 but for the fused kernel: a gradient of 0 gives NaN at the first
 step, and one of 1e-3 infinity (https://github.com/pytorch/pytorch/issues/147437). The error budgets say undetermined.
@@ -21,7 +21,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from veriformer.declarations import Capabilities, Expected
 
 FRAMEWORK = "torch"
-_WIDENED = {"float64": "float64", "default": "float32"}
 State = tuple[Tensor, Tensor, Tensor]
 
 
@@ -94,39 +93,6 @@ def noam_schedule(step: int, *, width: int, warmup: int) -> float:
     return rate
 
 
-def _step_flat(
-    param: Tensor,
-    grad: Tensor,
-    m: Tensor,
-    v: Tensor,
-    step: int,
-    *,
-    lr: float,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> State:
-    """AdamW on rows of one buffer, in float32 at least; decay and step are one update."""
-    rows = torch.stack([array.reshape(-1) for array in (param, grad, m, v)])
-    theta, g, mean, square = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    mean.mul_(beta1).add_(g, alpha=1 - beta1)
-    square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    update = mean / (1 - beta1**step) / ((square / (1 - beta2**step)).sqrt() + eps)
-    theta = theta - lr * (update + weight_decay * theta)
-    found = (array.to(param.dtype, copy=True).view(param.shape) for array in (theta, mean, square))
-    return tuple(found)  # type: ignore[return-value]
-
-
-def _clip_flat(grads: list[Tensor], *, max_norm: float) -> list[Tensor]:
-    """Clipping of one buffer of all gradients, in float64, where squares of float32 never overflow."""
-    buffer = torch.cat([g.reshape(-1) for g in grads]).double()
-    norm = torch.linalg.vector_norm(buffer)
-    buffer = torch.where(norm > max_norm, buffer * (max_norm / norm), buffer)
-    parts = buffer.split([g.numel() for g in grads])
-    return [part.to(g.dtype, copy=True).view(g.shape) for part, g in zip(parts, grads, strict=True)]
-
-
 def _noam_of_tensors(step: int, *, width: int, warmup: int) -> Tensor:
     """The schedule on a step that is a tensor."""
     count = torch.tensor(step, dtype=torch.float64)
@@ -146,10 +112,8 @@ VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "optimizer_fused": {"adamw_step": _make_step("optimizer_fused", _ADAMW, fused=True)},
     "optimizer_restored": {"adamw_step": _make_step("optimizer_restored", _ADAMW, restored=True, fused=True)},
-    "optimizer_l2": {"adamw_step": _make_step("optimizer_l2", _ADAM, True, foreach=False)},
-    "optimizer_flat": {
-        "adamw_step": _step_flat,
-        "clip_by_global_norm": _clip_flat,
+    "optimizer_l2": {
+        "adamw_step": _make_step("optimizer_l2", _ADAM, True, foreach=False),
         "noam_schedule": _noam_of_tensors,
     },
 }
@@ -159,10 +123,6 @@ CAPABILITIES = {
     "optimizer_foreach": _CLIP,
     "optimizer_restored": {"adamw_step": Capabilities(dtypes=("float32",))},
     "optimizer_l2": {"adamw_step": Capabilities(weight_decay="coupled")},
-    "optimizer_flat": {
-        "adamw_step": Capabilities(intermediate=_WIDENED),
-        "clip_by_global_norm": Capabilities(intermediate=_WIDENED, extreme_values=True),
-    },
 }
 EXPECTED = [
     Expected(
