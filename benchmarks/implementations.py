@@ -22,10 +22,13 @@ import numpy as np
 from .workloads import Workload
 
 IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
-    "softmax": ("numpy:plain", "numpy:blocked", "torch:functional"),
-    "layer_norm": ("numpy:plain", "numpy:blocked", "numpy:rows", "torch:functional", "torch:rows"),
-    "attention": ("numpy:plain", "numpy:attention", "torch:default", "torch:math", "torch:flash", "torch:grouped"),
-    "cached_attention": ("numpy:attention", "torch:attention", "torch:append"),
+    "softmax": ("numpy:plain", "numpy:blocked", "numpy:fused", "torch:functional"),
+    "layer_norm": ("numpy:plain", "numpy:blocked", "numpy:fused", "numpy:rows", "torch:functional", "torch:rows"),
+    "attention": (
+        "numpy:plain", "numpy:tiled", "numpy:attention",
+        "torch:default", "torch:math", "torch:flash", "torch:grouped",
+    ),
+    "cached_attention": ("numpy:attention", "numpy:tiled", "torch:attention", "torch:append"),
     "encoder_layer": (
         "numpy:transformer", "torch:layers", "torch:packed", "torch:transformer", "torch:transformer_fast",
     ),
@@ -33,7 +36,7 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
         "numpy:transformer", "torch:layers", "torch:packed", "torch:transformer", "torch:transformer_fast",
     ),
     "decoder_lm": (
-        "numpy:decoder_growing", "numpy:decoder_static", "numpy:decoder_rolling",
+        "numpy:decoder_growing", "numpy:decoder_static", "numpy:decoder_rolling", "numpy:lean",
         "torch:decoder_growing", "torch:decoder_static", "torch:lean",
     ),
     "universal_transformer": ("numpy:universal", "torch:universal", "torch:universal_compacted"),
@@ -46,6 +49,7 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
 """Who is timed at each operation."""
 LEFT_OUT = {
     ("numpy:blocked", "attention"): "loops over blocks in Python: 0.3 s a call",
+    ("numpy:lean_llama", "decoder_lm"): "the code of numpy:lean with weights of its own",
     ("torch:lean_llama", "decoder_lm"): "the code of torch:lean with weights of its own",
     ("numpy:loss_streamed", "cross_entropy"): "loops over classes in Python",
     ("torch:loss_fused_small", "cross_entropy"): "the code of torch:loss_fused, in chunks too small to be fast",

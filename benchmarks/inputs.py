@@ -23,7 +23,7 @@ SEEDS = (0, 1, 2)
 ACCURACY_ONLY: dict[str, tuple[str, ...]] = {
     "log_softmax": ("numpy:plain", "numpy:blocked", "torch:functional"),
     "logsumexp": ("numpy:plain", "numpy:blocked", "torch:functional"),
-    "rms_norm": ("numpy:rows", "torch:rows"),
+    "rms_norm": ("numpy:fused", "numpy:rows", "torch:rows"),
     "gelu": ("numpy:rows", "torch:rows"),
     "feed_forward": ("numpy:rows", "torch:rows"),
     "rotary_embedding": (
