@@ -25,30 +25,30 @@ MOST_PARTS = 32
 
 
 @triton.jit
-def append_kernel(
-    new_ptr, cache_ptr, lengths_ptr, new_b, new_g, new_t, new_d, cache_b, cache_g, cache_t,
-    groups, new, capacity, width, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Row program_id(0) of the new ones of sequence and key head program_id(1) is written at lengths + row.
-
-    Nothing is written beyond the cache.
-    """
-    i, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    b, g = place // groups, place % groups
-    row = tl.load(lengths_ptr + b) + i
-    columns = tl.arange(0, BLOCK)
-    # as a vector: the interpreter makes numbers of a truth value that it spreads over a block
-    inside = (columns < width) & (row + columns * 0 < capacity)
-    values = tl.load(new_ptr + b * new_b + g * new_g + i * new_t + columns * new_d, mask=inside, other=0.0)
-    tl.store(cache_ptr + b * cache_b + g * cache_g + row * cache_t + columns, values, mask=inside)
+def _tile(base, offsets, inside, width, step, WIDTH: tl.constexpr):
+    """Rows at the given offsets, where they are inside, their entries `step` apart; 0 elsewhere."""
+    columns = tl.arange(0, WIDTH)
+    held = inside[:, None] & (columns < width)[None, :]
+    return tl.load(base + offsets[:, None] + columns[None, :] * step, mask=held, other=0.0)
 
 
 @triton.jit
-def _tile(base, offsets, inside, width, WIDTH: tl.constexpr):
-    """Contiguous rows at the given offsets, where they are inside; 0 elsewhere."""
-    columns = tl.arange(0, WIDTH)
-    held = inside[:, None] & (columns < width)[None, :]
-    return tl.load(base + offsets[:, None] + columns[None, :], mask=held, other=0.0)
+def append_kernel(
+    new_ptr, cache_ptr, lengths_ptr, new_b, new_g, new_t, new_d, cache_b, cache_g, cache_t,
+    groups, new, capacity, width, M: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Block program_id(0) of the new rows of sequence and key head program_id(1), written from row lengths on.
+
+    Nothing is written beyond the cache.
+    """
+    place = tl.program_id(1).to(tl.int64)
+    b, g = place // groups, place % groups
+    rows = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    targets, columns = tl.load(lengths_ptr + b) + rows, tl.arange(0, D)
+    inside = (rows < new) & (targets < capacity)
+    values = _tile(new_ptr + b * new_b + g * new_g, rows * new_t, inside, width, new_d, D)
+    places = cache_ptr + b * cache_b + g * cache_g + targets[:, None] * cache_t + columns[None, :]
+    tl.store(places, values, mask=inside[:, None] & (columns < width)[None, :])
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def part_kernel(
     length = tl.load(lengths_ptr + b).to(tl.int32)
     keys = length + new
     each = tl.cdiv(tl.cdiv(keys, parts), N) * N
-    q = _tile(q_ptr + b * q_b + g * shared * q_h, (rows // new) * q_h + (rows % new) * q_t, inside, width, D)
+    q = _tile(q_ptr + b * q_b + g * shared * q_h, (rows // new) * q_h + (rows % new) * q_t, inside, width, 1, D)
     last = tl.zeros([M], tl.int32) + (keys - 1)
     if CAUSAL:
         last = length + rows % new
@@ -81,8 +81,8 @@ def part_kernel(
     out = tl.zeros([M, DV], tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, keys), N):
         columns = (start + tl.arange(0, N)).to(tl.int64)
-        k = _tile(k_ptr + b * k_b + g * k_g, columns * k_t, columns < keys, width, D)
-        v = _tile(v_ptr + b * v_b + g * v_g, columns * v_t, columns < keys, value_width, DV)
+        k = _tile(k_ptr + b * k_b + g * k_g, columns * k_t, columns < keys, width, 1, D)
+        v = _tile(v_ptr + b * v_b + g * v_g, columns * v_t, columns < keys, value_width, 1, DV)
         seen = (columns < keys)[None, :] & (columns[None, :] <= last[:, None])
         s = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
@@ -101,16 +101,28 @@ def part_kernel(
 
 
 @triton.jit
-def join_kernel(parts_ptr, lse_ptr, out_ptr, parts, value_width, PARTS: tl.constexpr, DV: tl.constexpr):
-    """Query program_id(0) of all: its parts, weighted by their sums of exponentials. Every query sees a key."""
-    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    numbers, columns = tl.arange(0, PARTS), tl.arange(0, DV)
-    lse = tl.load(lse_ptr + numbers * rows + row, mask=numbers < parts, other=float("-inf"))
-    weights = tl.exp2(lse - tl.max(lse, 0))
-    held = (numbers < parts)[:, None] & (columns < value_width)[None, :]
-    places = parts_ptr + (numbers[:, None] * rows + row) * value_width + columns[None, :]
-    out = tl.sum(weights[:, None] * tl.load(places, mask=held, other=0.0), 0) / tl.sum(weights, 0)
-    tl.store(out_ptr + row * value_width + columns, out.to(out_ptr.dtype.element_ty), mask=columns < value_width)
+def join_kernel(
+    parts_ptr, lse_ptr, out_ptr, rows, parts, value_width, PARTS: tl.constexpr, M: tl.constexpr, DV: tl.constexpr
+):
+    """Block program_id of all queries: their parts, weighted by their sums of exponentials. Every query sees a key."""
+    numbers = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    each, columns = tl.arange(0, PARTS), tl.arange(0, DV)
+    inside = numbers < rows
+    held = (each < parts)[:, None] & inside[None, :]
+    top = tl.max(tl.load(lse_ptr + each[:, None] * rows + numbers[None, :], mask=held, other=float("-inf")), 0)
+    top = tl.where(inside, top, 0.0)
+    held = inside[:, None] & (columns < value_width)[None, :]
+    total = tl.zeros([M], tl.float32)
+    out = tl.zeros([M, DV], tl.float32)
+    for part in range(0, parts):
+        row = part * rows + numbers
+        weight = tl.exp2(tl.load(lse_ptr + row, mask=inside, other=float("-inf")) - top)
+        places = parts_ptr + row[:, None] * value_width + columns[None, :]
+        out += weight[:, None] * tl.load(places, mask=held, other=0.0)
+        total += weight
+    out = out / tl.where(inside, total, 1.0)[:, None]
+    places = out_ptr + numbers[:, None] * value_width + columns[None, :]
+    tl.store(places, out.to(out_ptr.dtype.element_ty), mask=held)
 
 
 INTERPRETED = not isinstance(part_kernel, triton.JITFunction)
@@ -135,29 +147,30 @@ def cached_attention(
     q = q if q.stride(3) == 1 else q.contiguous()
     m, n = (16, 16) if INTERPRETED else (16, 64 if width * q.element_size() <= 256 else 32)
     d, dv = (max(triton.next_power_of_2(w), 16) for w in (width, value_width))
-    blocks = triton.cdiv(shared * new, m)
+    blocks, rows_in_all = triton.cdiv(shared * new, m), batch * heads * new
     parts = _parts(q, blocks * batch * groups, triton.cdiv(capacity, n))
     out = q.new_empty(batch, heads, new, value_width)
     partial = torch.empty(parts, *out.shape, dtype=torch.float32, device=q.device)
     lse = torch.empty(parts, *out.shape[:3], dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
         for rows, cache, block in ((k_new, k_cache, d), (v_new, v_cache, dv)):
-            append_kernel[(new, batch * groups)](
-                rows, cache, lengths, *rows.stride(), *cache.stride()[:3], groups, new, capacity, rows.shape[3], block
-            )
+            append_kernel[(triton.cdiv(new, m), batch * groups)](
+                rows, cache, lengths, *rows.stride(), *cache.stride()[:3], groups, new, capacity, rows.shape[3],
+                M=m, D=block,
+            )  # fmt: skip
         part_kernel[(blocks, batch * groups, parts)](
             q, k_cache, v_cache, lengths, partial, lse, *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
             groups, shared, new, width, value_width, scale, CAUSAL=causal, D=d, DV=dv, M=m, N=n,
         )  # fmt: skip
-        join_kernel[(batch * heads * new,)](
-            partial, lse, out, parts, value_width, PARTS=triton.next_power_of_2(parts), DV=dv
+        join_kernel[(triton.cdiv(rows_in_all, m),)](
+            partial, lse, out, rows_in_all, parts, value_width, PARTS=triton.next_power_of_2(parts), M=m, DV=dv
         )
     return out, k_cache, v_cache
 
 
 def _parts(q: Tensor, programs: int, blocks: int) -> int:
     """Parts of the keys: two programs for each of the GPU's multiprocessors, but no part without a block of keys."""
-    wanted = 8 if INTERPRETED else 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
+    wanted = 4 if INTERPRETED else 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
     return max(1, min(triton.cdiv(wanted, programs), blocks, MOST_PARTS))
 
 
