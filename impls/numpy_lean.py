@@ -319,7 +319,7 @@ def _joined(params: Params, names: Sequence[str], gain: NDArray | None, columns:
     """Matrices side by side, [in, out], their rows times the gain, and their biases, None where there is none."""
     weights = [columns(name, params["w" + name]) for name in names]
     biases = [params.get("b" + name) for name in names]
-    joined = np.concatenate(weights, 1)
+    joined = np.ascontiguousarray(np.concatenate(weights, 1))  # of transposed matrices they are not
     if gain is not None:
         joined *= gain[:, None]
     if all(bias is None for bias in biases):
