@@ -29,7 +29,7 @@ from written import markdown, record  # noqa: E402
 
 from veriformer.benchmarks import limits  # noqa: E402
 
-TOPICS = ("kernels", "layers", "decoding", "universal", "training", "arrays")
+TOPICS = ("kernels", "layers", "decoding", "universal", "training", "steps", "arrays")
 REPORTS = Path(__file__).parents[2] / "reports"
 
 
