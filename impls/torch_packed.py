@@ -1,10 +1,9 @@
 """torch: attention, layers and stacks as classes that hold their weights packed.
 
-Tokens are rows [tokens, width] throughout. Queries, keys and values come of one product by a matrix [in, out], put
-together once when an object is made, and attention looks at them where they lie; keys and values of a memory come of
-one product for all layers. A residual is the addend of the product that it is added to; biases and relu work in place
-on what a product has just made. `PackedEncoder.real` takes padding out once, before the first layer. Autograd has
-every gradient, of the weights that were given; whoever changes those makes the object anew: one copy of wq, wk, wv.
+Tokens are rows [tokens, width]. Queries, keys and values come of one product by a matrix [in, out], put together when
+an object is made, those of a memory of one for all layers; residuals are addends of products, and biases and relu work
+in place. `PackedEncoder.real` takes padding out once, before the first layer. Autograd has every gradient, of the
+weights that were given; whoever changes those makes the object anew: one copy of wq, wk, wv.
 """
 
 from __future__ import annotations
@@ -76,6 +75,7 @@ class PackedAttention:
         matrices, biases = [params["wq"], params["wk"], params["wv"]], [params.get(name) for name in ("bq", "bk", "bv")]
         self.widths = [matrix.shape[1] for matrix in matrices]
         self.heads, self.groups = _heads(*self.widths, heads)
+        self.even, self.width = len(set(self.widths)) == 1, self.widths[0] // heads
         self.inner, self.inner_bias = torch.cat(matrices, 1), _joined(list(zip(matrices, biases, strict=True)))
         self.outer, self.outer_bias = params["wo"].contiguous(), params.get("bo")
 
@@ -86,15 +86,14 @@ class PackedAttention:
         """
         rows, tokens, keys, mine = x.flatten(0, 1), x.shape[1], memory.shape[1], [x.shape[:2]]
         if causal and (mask is not None or tokens != keys):
-            offset = torch.arange(keys, device=x.device) - torch.arange(tokens, device=x.device)[:, None]
-            triangle = offset <= keys - tokens
+            triangle = torch.ones(tokens, keys, dtype=torch.bool, device=x.device).tril(keys - tokens)
             mask, causal = (triangle if mask is None else triangle & mask), False
         if memory is x:
             out = self.to_itself(rows, _Sight(mine, [mask], causal))
         else:
             kv = _linear(memory.flatten(0, 1), *self.of_memory())
             out = self.to_memory(rows, _Seen(kv, mine, [memory.shape[:2]], [mask]), causal)
-        return _linear(out, self.outer, self.outer_bias).unflatten(0, x.shape[:2])
+        return _linear(out, self.outer, self.outer_bias).view(*x.shape[:2], self.outer.shape[1])
 
     def of_memory(self) -> tuple[Tensor, Tensor | None]:
         """Matrix and bias of keys and values, [d,G*(D+Dv)]."""
@@ -104,12 +103,16 @@ class PackedAttention:
     def to_itself(self, rows: Tensor, sight: _Sight) -> Tensor:
         """Rows [N,d] to those of their own sample -> [N,H*Dv], not yet projected."""
         packed = _linear(rows, self.inner, self.inner_bias)
-        if sight.turn is None:
-            q, k, v = packed.split(self.widths, 1)
-        else:
+        if sight.turn is not None:
             joint = self.widths[0] + self.widths[1]
-            turned = _turned(packed[:, :joint].unflatten(1, (self.heads + self.groups, -1)), *sight.turn).flatten(1)
-            q, k, v = *turned.split(self.widths[:2], 1), packed[:, joint:]
+            turned = packed[:, :joint].unflatten(1, (self.heads + self.groups, -1))
+            q, k, v = *_turned(turned, *sight.turn).flatten(1).split(self.widths[:2], 1), packed[:, joint:]
+        elif self.even and len(sight.sizes) == 1:
+            # the usual case in as few views as can be: where tokens are few, views are a third of the time
+            parts = packed.view(*sight.sizes[0], 3, self.heads, self.width).permute(2, 0, 3, 1, 4).unbind(0)
+            return self._averaged(*parts, sight.masks[0], sight.causal)
+        else:
+            q, k, v = packed.split(self.widths, 1)
         return self._mixed(q, k, v, sight.sizes, sight.sizes, sight.masks, sight.causal)
 
     def to_memory(self, rows: Tensor, seen: _Seen, causal: bool = False) -> Tensor:
@@ -120,22 +123,21 @@ class PackedAttention:
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, mine: Sizes, theirs: Sizes, masks: Masks, causal: bool) -> Tensor:
         """Each group of samples of one length by itself."""
-        if len(mine) == 1:
-            return self._group(q, k, v, mine[0], theirs[0], masks[0], causal)
-        parts = [rows.split([n * t for n, t in sizes]) for rows, sizes in ((q, mine), (k, theirs), (v, theirs))]
-        each = zip(*parts, mine, theirs, masks, strict=True)
-        return torch.cat([self._group(*one, causal) for one in each])
+        heads, counts = (self.heads, self.groups, self.groups), (mine, theirs, theirs)
+        parts = [rows.split([n * t for n, t in sizes]) for rows, sizes in zip((q, k, v), counts, strict=True)]
+        out = []
+        for *rows, one, other, mask in zip(*parts, mine, theirs, masks, strict=True):
+            headed = [
+                part.view(*size, count, part.shape[1] // count).transpose(1, 2)
+                for part, size, count in zip(rows, (one, other, other), heads, strict=True)
+            ]
+            out.append(self._averaged(*headed, mask, causal))
+        return out[0] if len(out) == 1 else torch.cat(out)
 
-    def _group(
-        self, q: Tensor, k: Tensor, v: Tensor, mine: tuple[int, int], theirs: tuple[int, int], mask: Tensor | None,
-        causal: bool,
-    ) -> Tensor:  # fmt: skip
-        heads, groups = self.heads, self.groups
-        q = q.unflatten(0, mine).unflatten(2, (heads, -1)).transpose(1, 2)
-        k = k.unflatten(0, theirs).unflatten(2, (groups, -1)).transpose(1, 2)
-        v = v.unflatten(0, theirs).unflatten(2, (groups, -1)).transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, enable_gqa=groups < heads)
-        return out.transpose(1, 2).flatten(2).flatten(0, 1)
+    def _averaged(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """q[n,H,Tq,D], k[n,G,Tk,D], v[n,G,Tk,Dv] -> [n*Tq,H*Dv]."""
+        out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, enable_gqa=self.groups < self.heads)
+        return out.transpose(1, 2).reshape(q.shape[0] * q.shape[2], self.outer.shape[0])
 
 
 class _Layer:
@@ -145,9 +147,8 @@ class _Layer:
         if norm not in ("post", "pre"):
             raise ValueError(f"norm: got {norm!r}, wanted 'post' or 'pre'")
         self.pre, self.alpha = norm == "pre", 1.0 if norm == "pre" else alpha
-        self.attention, self.cross = PackedAttention(params["attention"], heads), None
-        if "cross_attention" in params:
-            self.cross = PackedAttention(params["cross_attention"], heads)
+        self.attention = PackedAttention(params["attention"], heads)
+        self.cross = PackedAttention(params["cross_attention"], heads) if "cross_attention" in params else None
         self.norms = [params[name] for name in ("norm1", "norm2", "norm3") if name in params]
         inner = params["feed_forward"]
         self.w1, self.b1, self.w2, self.b2 = inner["w1"].contiguous(), inner.get("b1"), inner["w2"], inner.get("b2")
@@ -188,8 +189,8 @@ class _Stack:
         if positions not in (None, "rotary", "alibi"):
             raise ValueError(f"positions: got {positions!r}, wanted None, 'rotary' or 'alibi'")
         self.layers = [_Layer(layer, heads, norm, alpha) for layer in params["layers"]]
-        self.norm, self.heads, self.causal = params.get("norm"), heads, causal
-        self.window, self.positions = window, positions
+        self.norm, self.heads = params.get("norm"), heads
+        self.causal, self.window, self.positions = causal, window, positions
 
     def sight(self, x: Tensor, batch: int, tokens: int, mask: Tensor | None, real: _Real | None = None) -> _Sight:
         """Of rows x: all of batch * tokens, or the real ones."""
@@ -217,7 +218,7 @@ class _Stack:
 
     def _tables(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [N,1,D/2] of rows at positions `at`."""
-        width = self.layers[0].attention.widths[0] // self.heads
+        width = self.layers[0].attention.width
         frequency = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / width)
         angle = torch.outer(at.to(torch.float64), frequency)[:, None]
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -237,7 +238,7 @@ class PackedEncoder(_Stack):
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x[B,T,d], mask[B|1,H|1,T|1,T|1] -> [B,T,d]."""
-        return self._over(x.flatten(0, 1), self.sight(x, len(x), x.shape[1], mask)).unflatten(0, x.shape[:2])
+        return self._over(x.flatten(0, 1), self.sight(x, len(x), x.shape[1], mask)).view(x.shape)
 
     def real(self, x: Tensor, real: Tensor) -> Tensor:
         """The same where `real`[B,T] is True, with those tokens for keys; 0 elsewhere, where nothing is calculated.
@@ -279,7 +280,7 @@ class PackedDecoder(_Stack):
         sight, y = self.sight(x, len(x), x.shape[1], mask), x.flatten(0, 1)
         for layer, kv in zip(self.layers, each, strict=True):
             y = layer(y, sight, _Seen(kv, mine, theirs, masks))
-        return self._ended(y).unflatten(0, x.shape[:2])
+        return self._ended(y).view(x.shape)
 
 
 def _heads(queries: int, keys: int, values: int, heads: int) -> tuple[int, int]:
@@ -393,6 +394,6 @@ def decoder_layer(
 
 _MADE = (multi_head_attention, encoder_layer, encoder, decoder_layer, decoder)
 VARIANTS = {"packed": {make.__name__: make for make in _MADE}}
-# native_layer_norm keeps mean and 1/deviation in x's own dtype, and its backward has nothing else.
-_NORMED = Capabilities(saved_statistics="storage")
+# native_layer_norm keeps mean and 1/deviation in x's own dtype; its backward has nothing else, and sums in it.
+_NORMED = Capabilities(saved_statistics="storage", gradient_accumulate="storage")
 CAPABILITIES = {"packed": {**dict.fromkeys(VARIANTS["packed"], _NORMED), "multi_head_attention": Capabilities()}}

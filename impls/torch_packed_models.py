@@ -50,6 +50,7 @@ class _Attention:
         matrices, biases = [params["wq"], params["wk"], params["wv"]], [params.get(name) for name in ("bq", "bk", "bv")]
         self.widths = [matrix.shape[1] for matrix in matrices]
         self.heads, self.groups = _heads(*self.widths, heads)
+        self.even, self.width = len(set(self.widths)) == 1, self.widths[0] // heads
         self.inner, self.inner_bias = torch.cat(matrices, 1), _joined(list(zip(matrices, biases, strict=True)))
         self.outer, self.outer_bias = params["wo"].contiguous(), params.get("bo")
 
@@ -61,12 +62,16 @@ class _Attention:
     def to_itself(self, rows: Tensor, sight: _Sight) -> Tensor:
         """Rows [N,d] to those of their own sample -> [N,H*Dv], not yet projected."""
         packed = _linear(rows, self.inner, self.inner_bias)
-        if sight.turn is None:
-            q, k, v = packed.split(self.widths, 1)
-        else:
+        if sight.turn is not None:
             joint = self.widths[0] + self.widths[1]
-            turned = _turned(packed[:, :joint].unflatten(1, (self.heads + self.groups, -1)), *sight.turn).flatten(1)
-            q, k, v = *turned.split(self.widths[:2], 1), packed[:, joint:]
+            turned = packed[:, :joint].unflatten(1, (self.heads + self.groups, -1))
+            q, k, v = *_turned(turned, *sight.turn).flatten(1).split(self.widths[:2], 1), packed[:, joint:]
+        elif self.even and len(sight.sizes) == 1:
+            # the usual case in as few views as can be: where tokens are few, views are a third of the time
+            parts = packed.view(*sight.sizes[0], 3, self.heads, self.width).permute(2, 0, 3, 1, 4).unbind(0)
+            return self._averaged(*parts, sight.masks[0], sight.causal)
+        else:
+            q, k, v = packed.split(self.widths, 1)
         return self._mixed(q, k, v, sight.sizes, sight.sizes, sight.masks, sight.causal)
 
     def to_memory(self, rows: Tensor, seen: _Seen) -> Tensor:
@@ -79,22 +84,21 @@ class _Attention:
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, mine: Sizes, theirs: Sizes, masks: Masks, causal: bool) -> Tensor:
         """Each group of samples of one length by itself."""
-        if len(mine) == 1:
-            return self._group(q, k, v, mine[0], theirs[0], masks[0], causal)
-        parts = [rows.split([n * t for n, t in sizes]) for rows, sizes in ((q, mine), (k, theirs), (v, theirs))]
-        each = zip(*parts, mine, theirs, masks, strict=True)
-        return torch.cat([self._group(*one, causal) for one in each])
+        heads, counts = (self.heads, self.groups, self.groups), (mine, theirs, theirs)
+        parts = [rows.split([n * t for n, t in sizes]) for rows, sizes in zip((q, k, v), counts, strict=True)]
+        out = []
+        for *rows, one, other, mask in zip(*parts, mine, theirs, masks, strict=True):
+            headed = [
+                part.view(*size, count, part.shape[1] // count).transpose(1, 2)
+                for part, size, count in zip(rows, (one, other, other), heads, strict=True)
+            ]
+            out.append(self._averaged(*headed, mask, causal))
+        return out[0] if len(out) == 1 else torch.cat(out)
 
-    def _group(
-        self, q: Tensor, k: Tensor, v: Tensor, mine: tuple[int, int], theirs: tuple[int, int], mask: Tensor | None,
-        causal: bool,
-    ) -> Tensor:  # fmt: skip
-        heads, groups = self.heads, self.groups
-        q = q.unflatten(0, mine).unflatten(2, (heads, -1)).transpose(1, 2)
-        k = k.unflatten(0, theirs).unflatten(2, (groups, -1)).transpose(1, 2)
-        v = v.unflatten(0, theirs).unflatten(2, (groups, -1)).transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, enable_gqa=groups < heads)
-        return out.transpose(1, 2).flatten(2).flatten(0, 1)
+    def _averaged(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """q[n,H,Tq,D], k[n,G,Tk,D], v[n,G,Tk,Dv] -> [n*Tq,H*Dv]."""
+        out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, enable_gqa=self.groups < self.heads)
+        return out.transpose(1, 2).reshape(q.shape[0] * q.shape[2], self.outer.shape[0])
 
 
 class _Layer:
@@ -161,7 +165,7 @@ class _Stack:
 
     def _tables(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [N,1,D/2] of rows at positions `at`."""
-        width = self.layers[0].attention.widths[0] // self.heads
+        width = self.layers[0].attention.width
         frequency = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / width)
         angle = torch.outer(at.to(torch.float64), frequency)[:, None]
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -309,5 +313,7 @@ def transformer(
 
 
 VARIANTS = {"packed_models": {"transformer": transformer}}
-# native_layer_norm keeps mean and 1/deviation in x's own dtype, and its backward has nothing else.
-CAPABILITIES = {"packed_models": {"transformer": Capabilities(saved_statistics="storage")}}
+# native_layer_norm keeps mean and 1/deviation in x's own dtype; its backward has nothing else, and sums in it.
+CAPABILITIES = {
+    "packed_models": {"transformer": Capabilities(saved_statistics="storage", gradient_accumulate="storage")}
+}
