@@ -28,7 +28,7 @@ BLOCK = 64
 
 @dataclass(slots=True)
 class Cache:
-    """rows[layers,2,B,G,C,W]: keys and values; the first `length` of C are of tokens, what follows is free."""
+    """rows[layers,B,2G,C,W]: keys, then values; the first `length` of C are of tokens, what follows is free."""
 
     rows: Tensor
     length: int
@@ -76,10 +76,10 @@ class DecoderLM:
         self.groups = first["wk"].shape[1] // self.width
         values = first["wv"].shape[1] // self.groups
         self.padded = max(self.width, values) + max(self.width, values) % 2
-        self.cuts = (heads * self.padded, 2 * self.groups * self.padded)
+        self.scale = self.width**-0.5
         self.narrow = table.element_size() == 2
         wide = torch.float32 if self.narrow else table.dtype
-        self.small = torch.full((1, 1), self.rms_epsilon, dtype=wide, device=table.device)
+        self.small = torch.full((1, 1), (table.shape[1] * self.rms_epsilon) ** 0.5, dtype=wide, device=table.device)
         self.table = table * float(params.get("embedding_scale", 1.0))
         self.layers = [self._packed(layer, values) for layer in params["layers"]]
         head, last = params.get("head") or {"w": table.T}, params.get("norm")
@@ -96,8 +96,7 @@ class DecoderLM:
         Raises ValueError for tokens that are none, and for more of them than max_length.
         """
         self._check(tokens, 0)
-        with torch.no_grad():
-            return self._run(tokens, None, 0, None, None)
+        return self._run(tokens, None, 0, None, None)
 
     def step(
         self, tokens: Tensor, cache: Cache | None, *, mask: Tensor | None = None, positions: Tensor | None = None
@@ -112,14 +111,13 @@ class DecoderLM:
         length = 0 if cache is None else cache.length
         self._check(tokens, length)
         batch, new = tokens.shape
-        if cache is not None and cache.rows.shape[2] != batch:
-            raise ValueError(f"tokens: got {batch} rows, wanted {cache.rows.shape[2]}, as in the cache")
+        if cache is not None and cache.rows.shape[1] != batch:
+            raise ValueError(f"tokens: got {batch} rows, wanted {cache.rows.shape[1]}, as in the cache")
         for name, tensor, shape in (("mask", mask, (batch, length + new)), ("positions", positions, (batch, new))):
             if tensor is not None and tensor.shape != shape:
                 raise ValueError(f"{name}: got shape {list(tensor.shape)}, wanted {list(shape)}")
-        with torch.no_grad():
-            rows = self._room(cache, batch, length + new)
-            return self._run(tokens, rows, length, mask, positions), Cache(rows, length + new)
+        rows = self._room(cache, batch, length + new)
+        return self._run(tokens, rows, length, mask, positions), Cache(rows, length + new)
 
     def crop(self, cache: Cache | None, length: int) -> Cache | None:
         """The cache as it was after its first `length` tokens. Raises ValueError where there were fewer."""
@@ -132,10 +130,10 @@ class DecoderLM:
         """The cache whose batch row i is row rows[i] of the given one. Raises ValueError for rows not there."""
         if cache is None:
             return None
-        rows, batch = torch.as_tensor(rows, device=self.table.device), cache.rows.shape[2]
+        rows, batch = torch.as_tensor(rows, device=self.table.device), cache.rows.shape[1]
         if rows.ndim != 1 or bool(((rows < 0) | (rows >= batch)).any()):
             raise ValueError(f"reorder: rows: got {rows.tolist()}, wanted numbers from 0 to {batch - 1}")
-        return Cache(cache.rows.index_select(2, rows), cache.length)
+        return Cache(cache.rows.index_select(1, rows), cache.length)
 
     def _check(self, tokens: Tensor, length: int) -> None:
         """What costs little; a token outside the vocabulary is found by looking it up."""
@@ -150,10 +148,10 @@ class DecoderLM:
 
     def _room(self, cache: Cache | None, batch: int, total: int) -> Tensor:
         """The cache's tensor, or one with room for twice as many rows as are needed, where it is full."""
-        if cache is not None and cache.rows.shape[4] >= total:
+        if cache is not None and cache.rows.shape[3] >= total:
             return cache.rows
         room = self.max_length or 2 * total
-        rows = self.table.new_empty((len(self.layers), 2, batch, self.groups, room, self.padded))
+        rows = self.table.new_empty((len(self.layers), batch, 2 * self.groups, room, self.padded))
         if cache is not None:
             rows[..., : cache.length, :] = cache.rows[..., : cache.length, :]
         return rows
@@ -162,57 +160,65 @@ class DecoderLM:
         self, tokens: Tensor, rows: Tensor | None, length: int, mask: Tensor | None, positions: Tensor | None
     ) -> Tensor:
         """The whole model. rows: where keys and values are put behind `length` others, None for a single use."""
+        with torch.inference_mode():
+            x = self._hidden(tokens, rows, length, mask, positions)
+        with torch.no_grad():  # logits are an ordinary tensor again
+            return _applied(x, self.head).view(*tokens.shape, -1)
+
+    def _hidden(
+        self, tokens: Tensor, rows: Tensor | None, length: int, mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        """What the head is given, [B*m,d]."""
         (batch, new), total = tokens.shape, length + tokens.shape[1]
         try:
-            x = torch.embedding(self.table, tokens).view(batch * new, -1)
+            x = torch.embedding(self.table, tokens)
         except IndexError as error:
             raise ValueError(f"tokens: got one outside the vocabulary, wanted 0 to {self.vocabulary - 1}") from error
-        codes = self._codes(length, new, positions)
-        if self.positions == "sinusoidal":
-            x = (x.view(batch, new, -1) + codes).view(batch * new, -1)
-        pieces = self._pieces(new, length, mask)
-        if rows is None:
-            homes: Any = itertools.repeat((None, None))
-        else:
-            homes = zip(rows[..., length:total, :].unbind(0), rows[..., :total, :].unbind(0), strict=True)
-        for layer, (slot, kept) in zip(self.layers, homes, strict=False):
+        codes, pieces = self._codes(length, new, positions), self._pieces(new, length, mask)
+        x = (x + codes if self.positions == "sinusoidal" else x).view(batch * new, -1)
+        homes: Any = itertools.repeat((None, None, None))
+        if rows is not None:
+            low, groups = pieces[0][2], self.groups
+            parts = (rows[..., length:total, :], rows[:, :, :groups, low:total], rows[:, :, groups:, low:total])
+            homes = zip(*(part.unbind(0) for part in parts), strict=True)
+        for layer, home in zip(self.layers, homes, strict=False):
             y = _applied(self._normed(x, layer.norms[0]) if self.pre else x, layer.packed)
-            y = self._attention(y, (batch, new), codes, pieces, slot, kept)
+            y = self._attention(y, (batch, new), codes, pieces, *home)
             x = self._added(x, y, layer.out, layer.norms[0])
             y = self._inner(self._normed(x, layer.norms[1]) if self.pre else x, layer)
             x = self._added(x, y, layer.outer, layer.norms[1])
-        return _applied(x if self.norm is None else self._normed(x, self.norm), self.head).view(batch, new, -1)
+        return x if self.norm is None else self._normed(x, self.norm)
 
     def _attention(
         self, packed: Tensor, shape: tuple[int, int], codes: Tensor | None, pieces: Pieces, slot: Tensor | None,
-        kept: Tensor | None,
+        k: Tensor | None, v: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """packed[B*m,(H+2G)*W] -> [B*m,H*W]; new keys and values go to slot[2,B,G,m,W], part of kept[2,B,G,L+m,W]."""
+        """packed[B*m,(H+2G)*W] -> [B*m,H*W]; slot[B,2G,m,W] is where new rows go, k and v[B,G,n,W] all in sight."""
         (batch, new), heads, groups = shape, self.heads, self.groups
         if self.positions == "rotary" and codes is not None:
-            _turn(packed.view(batch, new, -1, self.padded // 2, 2)[:, :, : heads + groups], codes)
-        q, fresh = packed.split(self.cuts, 1)
-        fresh = fresh.view(batch, new, 2, groups, -1).permute(2, 0, 3, 1, 4)
-        if slot is not None:
+            packed = _turned(packed, codes)
+        rows = packed.view(batch, -1, 1, self.padded) if new == 1 else packed.view(batch, new, -1, self.padded)
+        q, fresh = (rows if new == 1 else rows.transpose(1, 2)).split((heads, 2 * groups), 1)
+        if slot is None or k is None or v is None:
+            k, v = fresh.split(groups, 1)
+        else:
             slot.copy_(fresh)
-        k, v = (fresh if kept is None else kept).unbind(0)
-        scale = self.width**-0.5
         if new == 1:
-            _, _, low, seen = pieces[0]
-            if seen is not None and seen.shape[1] == heads:
-                seen = seen.view(-1, groups, heads // groups, seen.shape[-1])
-            if low:
-                k, v = k[:, :, low:], v[:, :, low:]
-            q = q.view(batch, groups, heads // groups, -1)
-            return F.scaled_dot_product_attention(q, k, v, seen, scale=scale).reshape(batch, -1)
-        q, length = q.view(batch, new, heads, -1).transpose(1, 2), k.shape[2] - new
-        parts = [
-            F.scaled_dot_product_attention(
-                q[:, :, a:b], k[:, :, low : length + b], v[:, :, low : length + b], seen, is_causal=seen is None,
-                scale=scale, enable_gqa=groups < heads,
-            )
-            for a, b, low, seen in pieces
-        ]  # fmt: skip
+            seen = pieces[0][3]
+            if groups < heads:
+                q = q.view(batch, groups, heads // groups, -1)
+                seen = seen if seen is None or seen.shape[1] == 1 else seen.view(-1, *q.shape[1:3], seen.shape[3])
+            return F.scaled_dot_product_attention(q, k, v, seen, scale=self.scale).reshape(batch, -1)
+        before = k.shape[2] - new  # rows of k and v begin at the first piece's
+        parts = []
+        for a, b, low, seen in pieces:
+            span = slice(low - pieces[0][2], before + b)
+            parts.append(
+                F.scaled_dot_product_attention(
+                    q[:, :, a:b], k[:, :, span], v[:, :, span], seen, is_causal=seen is None, scale=self.scale,
+                    enable_gqa=groups < heads,
+                )
+            )  # fmt: skip
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).transpose(1, 2).reshape(batch * new, -1)
 
     def _inner(self, x: Tensor, layer: Layer) -> Tensor:
@@ -234,15 +240,14 @@ class DecoderLM:
         return x if self.pre else self._normed(x, norm)
 
     def _normed(self, x: Tensor, norm: tuple[Tensor | None, Tensor | None]) -> Tensor:
-        """Layer norm where there is a bias; else x over its root mean square, times the gain if there is one still."""
+        """Layer norm where there is a bias; else x / sqrt(|x|^2 + d eps), the gain times sqrt(d) here or folded."""
         gain, bias = norm
         if bias is not None:
             return F.layer_norm(x, x.shape[1:], gain, bias, self.layer_epsilon)
         rows = x.float() if self.narrow else x
-        size = torch.linalg.vector_norm(rows, 2, 1, True)
-        y = rows * torch.addcmul(self.small, size, size, value=1 / x.shape[1]).rsqrt_()
+        y = rows / torch.hypot(torch.linalg.vector_norm(rows, 2, 1, True), self.small)
         y = y if gain is None else y.mul_(gain)
-        return y.to(x.dtype)
+        return y.to(x.dtype) if self.narrow else y
 
     def _pieces(self, new: int, length: int, mask: Tensor | None) -> Pieces:
         """Rows a to b of the queries, the first key they may see, and which of those on they do, None for all up to it.
@@ -281,13 +286,15 @@ class DecoderLM:
         return self.codes[length : length + new]
 
     def _coded(self, at: Tensor | None) -> Tensor | None:
-        """Of positions at[..]: e^(i p base^(-2j/D)) [..,1,W/2] to turn by, or sines and cosines [..,d] to add."""
+        """Of positions at[..]: what to turn all heads by, e^(i p base^(-2j/D)) [..,(H+2G)*W/2], or to add, [..,d]."""
         if at is None or self.positions not in ("rotary", "sinusoidal"):
             return None
         if self.positions == "sinusoidal":
             return _sinusoids(at, self.table.shape[1]).to(self.table.dtype)
         j = torch.arange(self.padded // 2, device=at.device, dtype=torch.float64)
         angle = at[..., None, None] * self.base ** (-2 * j / self.width)
+        turned = torch.arange(self.heads + 2 * self.groups, device=at.device) < self.heads + self.groups
+        angle = torch.where(turned[:, None], angle, 0.0).flatten(-2)  # values stay as they are
         turns = torch.polar(torch.ones_like(angle), angle)
         return turns if self.table.dtype == torch.float64 else turns.to(torch.complex64)
 
@@ -319,9 +326,11 @@ class DecoderLM:
 
 def _split(norm: Params, fold: bool) -> tuple[Tensor | None, tuple[Tensor | None, Tensor | None]]:
     """The gain to be multiplied into the matrix behind a norm, and the gain and bias that remain."""
-    if fold and "bias" not in norm:
-        return norm["weight"].detach(), (None, None)
-    return None, (_copy(norm["weight"]), _copy(norm.get("bias")))
+    gain = norm["weight"].detach()
+    if "bias" in norm:
+        return None, (gain.clone(), norm["bias"].detach().clone())
+    gain = gain * len(gain) ** 0.5
+    return (gain, (None, None)) if fold else (None, (gain, None))
 
 
 def _joined(
@@ -351,12 +360,12 @@ def _applied(x: Tensor, linear: tuple[Tensor, Tensor | None]) -> Tensor:
     return y if linear[1] is None else y.add_(linear[1])
 
 
-def _turn(x: Tensor, turns: Tensor) -> None:
-    """Pairs x[..,2] turned in place, as complex numbers; those of 16 bits, which torch has not, in float32."""
-    if x.element_size() == 2:
-        x.copy_(torch.view_as_real(torch.view_as_complex(x.float()).mul_(turns)))
-    else:
-        torch.view_as_complex(x).mul_(turns)
+def _turned(x: Tensor, turns: Tensor) -> Tensor:
+    """x[B*m,n] with pairs turned as complex numbers, in place but for 16 bits, which torch has no such numbers of."""
+    wide = x.float() if x.element_size() == 2 else x
+    pairs = wide.view(turns.dtype)
+    pairs.view(-1, *turns.shape[-2:]).mul_(turns)
+    return wide if wide is x else wide.to(x.dtype)
 
 
 def _sinusoids(at: Tensor, width: int) -> Tensor:
