@@ -254,18 +254,17 @@ class _Problem:
         by_head = self.by_head(s)
         if self.bias is not None:
             by_head += self.bias[b, g, :, rows, keys]
-        for hidden in self.hidden(tile, keys):
-            np.copyto(by_head, -np.inf, where=hidden)
-
-    def hidden(self, tile: Tile, keys: slice) -> Iterator[NDArray]:
-        """What the positions hide in a tile, if anything, and what the mask hides."""
-        b, g, rows = tile
-        ahead = self.k.shape[2] - self.q.shape[3]
-        if keys.stop - 1 > rows.start + ahead + self.right or keys.start < rows.stop - 1 + ahead - self.left:
-            beside = np.arange(keys.start, keys.stop) - np.arange(rows.start + ahead, rows.stop + ahead)[:, None]
-            yield (beside > self.right) | (beside < -self.left)
         if self.mask is not None:
-            yield ~self.mask[b, g, :, rows, keys]
+            np.copyto(by_head, -np.inf, where=~self.mask[b, g, :, rows, keys])
+        # positions hide only keys behind the last one of the first query, and those before the first of the last one
+        own = np.arange(rows.start, rows.stop)[:, None] + self.k.shape[2] - self.q.shape[3]
+        start, end = int(own[0, 0]) + self.right + 1, int(own[-1, 0]) - self.left
+        if start < keys.stop:
+            key = np.arange(max(start, keys.start), keys.stop)
+            np.copyto(by_head[..., -len(key) :], -np.inf, where=key > own + self.right)
+        if end > keys.start:
+            key = np.arange(keys.start, min(end, keys.stop))
+            np.copyto(by_head[..., : len(key)], -np.inf, where=key < own - self.left)
 
 
 def _attend(one: _Problem) -> tuple[NDArray, NDArray]:
