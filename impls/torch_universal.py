@@ -1,4 +1,4 @@
-"""The Universal Transformer in torch: all steps for all positions, and a loop that computes the running ones alone.
+"""The Universal Transformer in torch: all steps for all positions.
 
 Attention is scaled_dot_product_attention with one boolean mask. Halting is summed in float32 at least. Autograd has
 every gradient; the number of steps is a constant in it.
@@ -6,8 +6,7 @@ every gradient; the number of steps is a constant in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +48,7 @@ def universal_transformer(
     states, halting, total = [], [], torch.zeros((), dtype=_wide(x))
     for n in range(1, max_steps + 1):
         z = u + _signals(u, n)
-        s = _layer(z, z, params["layer"], sight, sight.keys, sight.rows)
+        s = _layer(z, params["layer"], sight)
         u = torch.where(running[..., None], s, u)
         halting.append(_halting(s, params["halt"]))
         states.append(u)
@@ -63,37 +62,6 @@ def universal_transformer(
     weights = torch.where(n < steps[..., None], h, 0) + F.one_hot(steps - 1, max_steps) * remainder[..., None]
     output = (weights.to(x.dtype)[..., None] * torch.stack(states, -2)).sum(-2)
     return _of_real(sight.real, output, steps, remainder.to(x.dtype))
-
-
-def _compacted(
-    x: Tensor, params: Params, *, heads: int, norm: str = "post", mask: Tensor | None = None, causal: bool = False,
-    memory: Tensor | None = None, memory_mask: Tensor | None = None, max_steps: int, epsilon: float = 0.01,
-) -> Results:  # fmt: skip
-    """The same, but only positions that run are queries, packed [running, d], until there are none."""
-    sight = _sight(x, heads, norm, mask, causal, memory, memory_mask, max_steps, epsilon)
-    batch, length, width = x.shape
-    u = x.masked_fill(~sight.real[..., None], 0).reshape(-1, width)
-    output, left = torch.zeros_like(u), torch.ones(len(u), dtype=_wide(x), device=x.device)
-    remainder, steps = torch.zeros_like(left), torch.zeros(len(u), dtype=torch.int64, device=x.device)
-    active = sight.real.reshape(-1).nonzero()[:, 0]
-    for n in range(1, max_steps + 1):
-        if not len(active):
-            break
-        z = u.reshape(x.shape) + _signals(x, n)
-        b, i = active // length, active % length
-        keys = sight.keys.expand(batch, 1, length, length)[b, :, i, None]
-        rows = None if sight.rows is None else sight.rows[b]
-        s = _layer(z[b, i, None], z, params["layer"], sight, keys, rows, of=b)[:, 0]
-        h, rest = _halting(s, params["halt"]), left[active]
-        halts = (1 - rest + h >= 1 - epsilon) | (n == max_steps)
-        p = torch.where(halts, rest, h)
-        output = output.index_add(0, active, p.to(x.dtype)[:, None] * s)
-        remainder = remainder.index_add(0, active, torch.where(halts, rest, 0))
-        left, u = left.index_add(0, active, -p), u.index_copy(0, active, s)
-        steps = steps.index_add(0, active, torch.ones_like(active))
-        active = active[~halts]
-    shape = (batch, length)
-    return output.reshape(x.shape), steps.reshape(shape), remainder.reshape(shape).to(x.dtype)
 
 
 def _sight(
@@ -136,10 +104,8 @@ def _signals(x: Tensor, step: int) -> Tensor:
     return (waves[:-1] + waves[-1]).to(x.dtype)
 
 
-def _layer(
-    x: Tensor, around: Tensor, w: Params, sight: _Sight, keys: Tensor, rows: Tensor | None, of: Tensor | None = None
-) -> Tensor:
-    """x[B,T,d] after one layer. around: what self-attention sees, and `of` which of its rows each row of x sees."""
+def _layer(x: Tensor, w: Params, sight: _Sight) -> Tensor:
+    """x[B,T,d] after one layer."""
 
     def normed(z: Tensor, name: str) -> Tensor:
         return _normed(z, w[name]) if sight.norm == "pre" else z
@@ -147,12 +113,10 @@ def _layer(
     def beside(z: Tensor, y: Tensor, name: str) -> Tensor:
         return z + y if sight.norm == "pre" else _normed(z + y, w[name])
 
-    x = beside(
-        x, _attention(normed(x, "norm1"), normed(around, "norm1"), w["attention"], sight.heads, keys, of), "norm1"
-    )
-    last = "norm2"
+    seen = normed(x, "norm1")
+    x, last = beside(x, _attention(seen, seen, w["attention"], sight.heads, sight.keys), "norm1"), "norm2"
     if sight.memory is not None:
-        y = _attention(normed(x, "norm2"), sight.memory, w["cross_attention"], sight.heads, rows, of)
+        y = _attention(normed(x, "norm2"), sight.memory, w["cross_attention"], sight.heads, sight.rows)
         x, last = beside(x, y, "norm2"), "norm3"
     f = w["feed_forward"]
     y = F.linear(F.relu(F.linear(normed(x, last), f["w1"].T, f.get("b1"))), f["w2"].T, f.get("b2"))
@@ -166,24 +130,19 @@ def _normed(x: Tensor, norm: Params) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], norm["weight"], 1e-6)
 
 
-def _attention(x: Tensor, around: Tensor, w: Params, heads: int, mask: Tensor | None, of: Tensor | None) -> Tensor:
+def _attention(x: Tensor, around: Tensor, w: Params, heads: int, mask: Tensor | None) -> Tensor:
     """Of x[B,T,d] to around[B,S,d]."""
     groups = w["wk"].shape[1] * heads // w["wq"].shape[1]
     q, k, v = (
         F.linear(rows, w[f"w{name}"].T, w.get(f"b{name}")).unflatten(-1, (count, -1)).transpose(1, 2)
         for name, rows, count in (("q", x, heads), ("k", around, groups), ("v", around, groups))
     )
-    k, v = (k, v) if of is None else (k[of], v[of])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=groups < heads)
     return F.linear(out.transpose(1, 2).flatten(2), w["wo"].T, w.get("bo"))
 
 
-_MADE: dict[str, Callable[..., Results]] = {"universal": universal_transformer, "universal_compacted": _compacted}
-VARIANTS = {name: {"universal_transformer": function} for name, function in _MADE.items()}
-# native_layer_norm keeps mean and 1/deviation in x's own dtype, and its backward has nothing else.
-_COMMON = Capabilities(saved_statistics="storage")
+VARIANTS = {"universal": {"universal_transformer": universal_transformer}}
+# native_layer_norm keeps mean and 1/deviation in x's own dtype; its backward has nothing else, and sums in it.
 CAPABILITIES = {
-    "universal": {"universal_transformer": _COMMON},
-    # how many rows a product has depends on who runs, and its last bit on that
-    "universal_compacted": {"universal_transformer": replace(_COMMON, leak="rounding")},
+    "universal": {"universal_transformer": Capabilities(saved_statistics="storage", gradient_accumulate="storage")}
 }

@@ -14,7 +14,7 @@ from veriformer import oracle
 from veriformer.budgets import Precision
 from veriformer.case import Case, flattened
 from veriformer.declarations import Capabilities
-from veriformer.impls import numpy_universal, torch_universal
+from veriformer.impls import numpy_universal, torch_universal, torch_universal_compacted
 from veriformer.reference.universal import universal_transformer
 from veriformer.reference.universal_dialects import dialect_and_halting
 
@@ -128,7 +128,7 @@ def test_correct_implementations_stay_within(dtype, norm):
         case = case_of(seed, dtype, norm=norm, max_steps=3)
         for function, capabilities in (
             (torch_universal.universal_transformer, TORCH),
-            (torch_universal._compacted, TORCH),
+            (torch_universal_compacted.universal_transformer, TORCH),
         ):
             tree = converted(lambda array: tensor(array.copy(), dtype), {"x": case["x"], **case.params})
             got = function(tree.pop("x"), tree, **case.keywords)

@@ -8,10 +8,13 @@ import torch
 from reference_models import close, converted
 from universal_models import HEADS, random_states, random_universal, with_halting
 
-from veriformer.impls import numpy_universal, torch_universal
+from veriformer.impls import numpy_universal, torch_universal, torch_universal_compacted
 from veriformer.reference.universal_dialects import PRESETS, universal_dialect
 
-TORCH = {name: found["universal_transformer"] for name, found in torch_universal.VARIANTS.items()}
+TORCH = {
+    name: found["universal_transformer"]
+    for name, found in (torch_universal.VARIANTS | torch_universal_compacted.VARIANTS).items()
+}
 SEEDS = (1, 4, 10, 13, 20)
 
 
