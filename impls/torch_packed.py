@@ -1,8 +1,8 @@
 """torch: attention, layers and stacks as classes that hold their weights packed.
 
 Tokens are rows [tokens, width]. Queries, keys and values come of one product by a matrix [in, out], put together when
-an object is made, those of a memory of one for all layers; residuals are addends of products, and biases and relu work
-in place. `PackedEncoder.real` takes padding out once, before the first layer. Autograd has every gradient, of the
+an object is made, those of a memory of one for all layers; residuals are addends of products, and relu works in
+place. `PackedEncoder.real` takes padding out once, before the first layer. Autograd has every gradient, of the
 weights that were given; whoever changes those makes the object anew: one copy of wq, wk, wv.
 """
 
@@ -304,8 +304,7 @@ def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> Tensor | None:
 
 
 def _linear(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    out = torch.mm(rows, matrix)
-    return out if bias is None else out.add_(bias)
+    return torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
 
 
 def _added(x: Tensor, rows: Tensor, matrix: Tensor, bias: Tensor | None, alpha: float) -> Tensor:

@@ -250,8 +250,7 @@ def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> Tensor | None:
 
 
 def _linear(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    out = torch.mm(rows, matrix)
-    return out if bias is None else out.add_(bias)
+    return torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
 
 
 def _added(x: Tensor, rows: Tensor, matrix: Tensor, bias: Tensor | None, alpha: float) -> Tensor:

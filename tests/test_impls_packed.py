@@ -101,8 +101,10 @@ def test_real_tokens_without_padding_equal_those_with_it_and_padding_is_zero() -
 
 
 def test_no_row_of_padding_is_calculated(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, rows, product = REAL["between"], [], torch.mm
-    monkeypatch.setattr(torch, "mm", lambda x, matrix: rows.append(len(x)) or product(x, matrix))
+    real, rows, product = REAL["between"], [], torch.addmm
+    monkeypatch.setattr(
+        torch, "addmm", lambda added, x, matrix, **more: rows.append(len(x)) or product(added, x, matrix, **more)
+    )
     made = torch_packed.PackedEncoder(as_torch(weights("encoder")), heads=4)
     made.real(torch.tensor(inputs("encoder")[0]), torch.tensor(real))
     assert rows and set(rows) == {int(real.sum())} and rows[0] < real.size
