@@ -21,6 +21,8 @@ from veriformer.declarations import Capabilities, Expected
 FRAMEWORK = "torch"
 ELEMENTS = 2**17
 """Logits that the fused loss takes at a time: in float32 half a megabyte, which the cache of a core holds."""
+FAINT = 1e-30
+"""Probabilities below have few digits, or none: logarithms are not taken of them."""
 _SMALL, _EDGE = 16, 4
 """Of the variant whose chunks are small: logits at a time, and how many rows and classes fill a chunk together."""
 
@@ -63,73 +65,83 @@ class _Fused(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, epsilon: float, ignore_index: int, reduction: str, elements: int
     ) -> Tensor:
-        kept = targets != ignore_index
-        count = int(kept.sum())
+        kept, count = _kept(targets, ignore_index)
         share = 1 / max(count, 1) if reduction == "mean" else 1.0
         # divided by the rows, small entries are lost in float16, which a cotangent as of loss scaling would bring back
         ctx.late = share if logits.dtype == torch.float16 else 1.0
-        new = torch.empty if count == len(targets) else torch.zeros
+        new = torch.empty if kept is None else torch.zeros
         gradient = new(logits.shape, dtype=logits.dtype, device=logits.device)
         loss = _by_chunks(logits, targets, kept, epsilon, elements, gradient, share / ctx.late)
         ctx.save_for_backward(gradient, kept)
-        return _reduced(loss, kept, reduction).to(logits.dtype)
+        return _summed(loss, count, reduction).to(logits.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (gradient, kept), (g,) = ctx.saved_tensors, cotangents
         if g.ndim:
-            gradient = gradient * torch.where(kept, g, 0.0)[:, None]
+            gradient = gradient * (g if kept is None else torch.where(kept, g, 0.0))[:, None]
         elif (factor := float(g) * ctx.late) != 1.0:
             gradient = gradient * factor
-            if not math.isfinite(factor):  # 0 times it is NaN, but an ignored row has no gradient
+            if kept is not None and not math.isfinite(factor):  # 0 times it is NaN, but an ignored row has no gradient
                 gradient.masked_fill_(~kept[:, None], 0.0)
         return gradient, None, None, None, None, None
+
+
+def _kept(targets: Tensor, ignore_index: int) -> tuple[Tensor | None, int]:
+    """Which rows are kept, None for all, and how many."""
+    kept = targets != ignore_index
+    count = int(kept.sum())
+    return None if count == len(targets) else kept, count
+
+
+def _summed(loss: Tensor, count: int, reduction: str) -> Tensor:
+    return loss if reduction == "none" else loss.sum() / (count if reduction == "mean" else 1)
 
 
 def _by_chunks(
     logits: Tensor,
     targets: Tensor,
-    kept: Tensor,
+    kept: Tensor | None,
     epsilon: float,
     elements: int,
     gradient: Tensor | None = None,
     times: float = 1.0,
 ) -> Tensor:
-    """Losses of all rows, in float32 at least; `times` their gradients goes into `gradient`, if there is one.
+    """Losses of all rows (kept: None) or of those kept, in float32 at least; `times` their gradients into `gradient`.
 
-    Ignored rows are not read, nor is what `gradient` has for them written. Beside the results there is memory for a
-    few chunks of about `elements` numbers.
+    Rows that are not kept are not read and their gradients not written. Beside the results there is memory for a few
+    chunks of about `elements` numbers.
     """
-    rows = None if bool(kept.all()) else kept.nonzero()[:, 0]
-    at = (targets if rows is None else targets[rows])[:, None]
-    losses = torch.zeros(len(targets), dtype=_wide(logits[:0]).dtype, device=logits.device)
-    step, count, size = max(1, elements // logits.shape[1]), len(at), logits.shape[1]
+    rows = None if kept is None else kept.nonzero()[:, 0]
+    aim = (targets if rows is None else targets[rows])[:, None]
+    (count, size), step = (len(aim), logits.shape[1]), max(1, elements // logits.shape[1])
+    hit, middle = _wide(logits[:0]).new_empty(2, count, 1)
     scratch = None
-    if gradient is None or rows is not None or gradient.dtype != losses.dtype:
-        scratch = losses.new_empty(min(step, count), size)
-    elsewhere, pull = losses.new_tensor(-epsilon * times / size), losses.new_full((step, 1), (epsilon - 1) * times)
+    if gradient is None or rows is not None or gradient.dtype != hit.dtype:
+        scratch = hit.new_empty(min(step, count), size)
+    elsewhere, pull = hit.new_tensor(-epsilon * times / size), hit.new_full((step, 1), (epsilon - 1) * times)
     for start in range(0, count, step):
-        stop = min(start + step, count)
-        here = slice(start, stop) if rows is None else rows[start:stop]
-        z, aim = _wide(logits[here]), at[start:stop]
-        p = gradient[here] if scratch is None else scratch[: stop - start]
-        losses[here] = _chunk(z, aim, epsilon, p)
+        now = slice(start, min(start + step, count))
+        here = now if rows is None else rows[now]
+        z = _wide(logits[here])
+        p = gradient[now] if scratch is None else scratch[: len(z)]
+        torch.softmax(z, -1, out=p)
+        torch.gather(p, 1, aim[now], out=hit[now])
+        if epsilon:
+            torch.mean(z, -1, keepdim=True, out=middle[now])
         if gradient is not None:
-            torch.add(elsewhere, p, alpha=times, out=p).scatter_add_(1, aim, pull[: stop - start])
+            torch.add(elsewhere, p, alpha=times, out=p).scatter_add_(1, aim[now], pull[: len(z)])
             if scratch is not None:
                 gradient[here] = p.to(gradient.dtype)
-    return losses
-
-
-def _chunk(z: Tensor, aim: Tensor, epsilon: float, p: Tensor) -> Tensor:
-    """The losses of some rows, whose softmax goes into p."""
-    torch.softmax(z, -1, out=p)
-    top = z.amax(-1)
-    below = top - z.gather(1, aim)[:, 0]
+    found = -hit.log()
+    for part in (~(hit[:, 0] >= FAINT)).nonzero()[:, 0].split(step):
+        z = _wide(logits[part if rows is None else rows[part]])
+        found[part] = torch.logsumexp(z, -1, keepdim=True) - z.gather(1, aim[part])
     if epsilon:
-        below = (1 - epsilon) * below + epsilon * (top - z.mean(-1))
-    return below - p.amax(-1).log()  # the largest p is 1 over the sum of exp(z - top)
+        wanted = _wide(logits.gather(1, aim) if rows is None else logits[rows[:, None], aim])
+        found = torch.where(found == torch.inf, found, found + epsilon * (wanted - middle))
+    return found[:, 0] if rows is None else found.new_zeros(len(targets)).index_copy_(0, rows, found[:, 0])
 
 
 def _make_fused(name: str, elements: int) -> Callable[..., Tensor]:
@@ -144,7 +156,7 @@ def _make_fused(name: str, elements: int) -> Callable[..., Tensor]:
         """Losses whose gradient is written during the forward pass, some rows at a time while they are in the cache.
 
         logits[N,V], targets[N] -> loss[], or loss[N] with reduction none
-        loss_n = (1 - e) (lse_n - logits_n,target) + e (lse_n - mean logits_n)
+        loss_n = -log p_n,target + e (logits_n,target - mean logits_n), p_n = softmax(logits_n)
         dlogits_n = p_n - q_n, times the cotangent
         Source: Hsu et al. 2024 (Liger Kernel), section 3.3. The gradient is kept in the dtype of the logits, the only
         array of their size that is made, and only where it will be asked for; there is none of the second order.
@@ -155,9 +167,9 @@ def _make_fused(name: str, elements: int) -> Callable[..., Tensor]:
         if logits.requires_grad and torch.is_grad_enabled():
             loss: Tensor = _Fused.apply(logits, targets, label_smoothing, ignore_index, reduction, elements)
             return loss
-        kept = targets != ignore_index
+        kept, count = _kept(targets, ignore_index)
         losses = _by_chunks(logits, targets, kept, label_smoothing, elements)
-        return _reduced(losses, kept, reduction).to(logits.dtype)
+        return _summed(losses, count, reduction).to(logits.dtype)
 
     cross_entropy.__qualname__ = f"cross_entropy[{name}]"
     return cross_entropy
