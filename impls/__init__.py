@@ -39,3 +39,11 @@ TORCH = (
     "veriformer.impls.torch_universal",
 )
 """Modules behind the registered name `torch`."""
+TRITON = (
+    "veriformer.impls.triton_kernels",
+    "veriformer.impls.triton_attention",
+    "veriformer.impls.triton_cached",
+)
+"""Modules behind the registered name `triton`."""
+TORCH_CUDA = ("veriformer.impls.torch_cuda",)
+"""Modules behind the registered name `torch_cuda`."""
