@@ -77,10 +77,10 @@ _ANY = Capabilities(
     nonpositive_scale=True,
     infinite_bias=True,
 )
-# What the fused backends refuse, as aten/src/ATen/native/transformers/cuda/sdp_utils.cpp has it. All: a last axis that
-# is not contiguous. flash: float32, a value width of its own, the causal triangle where Tq is not Tk. efficient: widths
-# that are no multiple of 16 bytes, and, as the manual says, grouped heads. cuDNN: float32, a single key, widths that
-# are no multiple of 8 or above 128 (on some GPUs 256).
+# What the fused backends refuse, as aten/src/ATen/native/transformers/cuda/sdp_utils.cpp has it: a last axis that is
+# not contiguous; flash also float32, a value width of its own, the causal triangle where Tq is not Tk; efficient widths
+# that are no multiple of 16 bytes; cuDNN float32, a single key, widths that are no multiple of 8 or above 128 (on some
+# GPUs 256). Grouped heads are for flash and math alone, as the manual says.
 _FUSED = dataclasses.replace(_ANY, strides="last_axis_contiguous", nonpositive_scale=False, infinite_bias=False)
 _WIDTHS = (8, 16, 32, 64, 128)
 CAPABILITIES = {
@@ -100,6 +100,8 @@ CAPABILITIES = {
         )
     },
     "cudnn": {
-        "attention": dataclasses.replace(_FUSED, dtypes=("bfloat16", "float16"), widths=_WIDTHS, value_width="equal")
+        "attention": dataclasses.replace(
+            _FUSED, dtypes=("bfloat16", "float16"), widths=_WIDTHS, value_width="equal", grouped_heads=False
+        )
     },
 }
