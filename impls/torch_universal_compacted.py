@@ -13,13 +13,14 @@ so those of a halted position are computed once more, from the state that it kee
 keys and values go the same way: one cancels, the other joins the constant. Otherwise (pre-norm) those of all positions
 are computed anew in every step.
 
-Halting is summed in float32 at least. Autograd has every gradient; the number of steps is a constant in it.
+Halting is summed in float32 at least. Autograd has every gradient, but None for a bias that cancels; the number of
+steps is a constant in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ FRAMEWORK = "torch"
 Params = Mapping[str, Any]
 Results = tuple[Tensor, Tensor, Tensor]
 KV = tuple[Tensor, Tensor]
-BLOCK = 8
-"""The constants of so many steps are computed together, as one product reads the weights once."""
+Queries = tuple[Tensor | None, int, Tensor | None, bool]
+BLOCK = 8  # steps whose constants are computed together, as one product reads the weights once
 
 
 def shortcut(
@@ -71,27 +72,6 @@ class Cache:
     memory_mask: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Sight:
-    """Which keys are real, [B,L+T] or None for all, how many are earlier ones, L, and the memory."""
-
-    keys: Tensor | None
-    first: int
-    causal: bool
-    memory: KV | None
-    memory_mask: Tensor | None
-
-
-@dataclass(frozen=True)
-class _Running:
-    """Slots of who runs among B · longest padded queries, None if they are all, and which keys these may see."""
-
-    slots: Tensor | None
-    shape: tuple[int, int]
-    mask: Tensor | None
-    causal: bool
-
-
 class UniversalTransformer:
     """One layer applied again and again; the three projections of self-attention are packed into one matrix."""
 
@@ -106,18 +86,18 @@ class UniversalTransformer:
         if norm not in ("post", "pre"):
             raise ValueError(f"norm: got {norm!r}, wanted 'post' or 'pre'")
         if max_steps < 1 or not 0 <= epsilon < 1:
-            got = f"got {max_steps}, {epsilon}, wanted at least 1, and a number in [0, 1)"
-            raise ValueError(f"max_steps, epsilon: {got}")
+            raise ValueError(f"max_steps, epsilon: got {max_steps}, {epsilon}, wanted >= 1, a number in [0, 1)")
         self.layer, self.halt, self.heads, self.pre = params["layer"], params["halt"], heads, norm == "pre"
         self.causal, self.max_steps, self.epsilon = causal, max_steps, epsilon
         w = self.layer["attention"]
-        self.width = w["wq"].shape[1]
-        if heads < 1 or self.width % heads:
-            raise ValueError(f"heads: got {heads}, wanted a divisor of {self.width}, the width of wq")
-        self.packed = torch.cat([w["wq"], w["wk"], w["wv"]], 1)
-        biases = [_plus(w[f"w{name}"].new_zeros(w[f"w{name}"].shape[1]), w.get(f"b{name}")) for name in "kv"]
-        self.bias = torch.cat(biases) if "bk" in w or "bv" in w else None
-        self.query, self.keys_values = self.packed[:, : self.width], self.packed[:, self.width :]
+        width = w["wq"].shape[1]
+        if heads < 1 or width % heads:
+            raise ValueError(f"heads: got {heads}, wanted a divisor of {width}, the width of wq")
+        self.groups = w["wk"].shape[1] * heads // width
+        self.packed = torch.cat([w[f"w{name}"] for name in "qkv"], 1)
+        biases = [w.get(f"b{name}", w[f"w{name}"].new_zeros(w[f"w{name}"].shape[1])) for name in "qkv"]
+        self.cuts = (width, self.packed.shape[1] - width)
+        (self.query, self.pair), self.biases = self.packed.split(self.cuts, 1), torch.cat(biases).split(self.cuts)
         # a real token sees itself at least, and what is none never runs: no row of self-attention is empty
         self.keys = _Anew if shortcut(norm) else _Frozen
 
@@ -131,64 +111,92 @@ class UniversalTransformer:
         section 2. With a memory attention is causal.
         Raises ValueError for masks that do not fit, and a memory where the layer has no cross_attention, or lacks one.
         """
-        seen, real = self._memory(memory, memory_mask, len(x))
-        causal = self.causal or memory is not None
-        return self._run(x, _Sight(_fitting("mask", mask, x.shape[:2]), 0, causal, seen, real))[0]
+        cache, mask = self._empty(x, memory, memory_mask), _fitting("mask", mask, x.shape[:2])
+        return self._run(x, mask, self.causal or memory is not None, cache, keep=False)[0]
 
-    def _memory(self, memory: Tensor | None, mask: Tensor | None, batch: int) -> tuple[KV | None, Tensor | None]:
-        """Keys and values of the memory, and what of it is real, [B,1,1,S]."""
-        w = self.layer.get("cross_attention")
+    def step(
+        self, x: Tensor, cache: Cache | None = None, *, mask: Tensor | None = None, memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> tuple[Results, Cache]:  # fmt: skip
+        """New tokens x[B,m,d] after the L of the cache -> (output, steps, remainder) of theirs, and the cache of all.
+
+        Causal. mask[B,L+m]: True = a real token; memory[B,S,d], memory_mask[B,S]: given with the first tokens alone.
+        A halted token has one row for all steps to come (post-norm), or one for each of them (pre-norm); caches
+        stay valid after they were passed on.
+        Source: Dehghani et al. 2019 (Universal Transformers), section 2.2, the state copied after halting.
+        Raises ValueError for tensors that do not fit the cache, a memory given with one, and as a call does.
+        """
+        if cache is None:
+            cache = self._empty(x, memory, memory_mask)
+        elif memory is not None or memory_mask is not None:
+            raise ValueError("memory: got one with a cache, wanted it with the first tokens alone")
+        steps, batch, first = cache.at.shape
+        if (steps, batch) != (self.max_steps, len(x)):
+            raise ValueError(f"cache: got {steps} steps, {batch} batch rows, wanted {self.max_steps}, {len(x)}")
+        mask = _fitting("mask", mask, (batch, first + x.shape[1]))
+        results, kept = self._run(x, mask, True, cache, keep=True)
+        at = _numbered([flat for flat, _ in kept], len(cache.rows), cache.at.new_zeros(steps, *x.shape[:2]))
+        rows = torch.cat([cache.rows, *(found for _, found in kept)])
+        return results, replace(cache, rows=rows, at=torch.cat([cache.at, at], 2))
+
+    def _empty(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Cache:
+        """The cache of no tokens, and the memory."""
+        w, batch = self.layer.get("cross_attention"), len(x)
         if (w is None) != (memory is None) or (memory is None and mask is not None):
             got = f"got {'none' if memory is None else 'one'}{'' if mask is None else ' and a mask'}"
             raise ValueError(f"memory: {got}, wanted one if and only if the layer has cross_attention")
+        none = torch.zeros(self.max_steps, batch, 0, dtype=torch.int64, device=x.device)
+        cache = Cache(x.new_zeros(1, self.cuts[1]), none)
         if memory is None or w is None:
-            return None, None
+            return cache
         mask = _fitting("memory_mask", mask, (batch, memory.shape[1]))
-        rows = torch.cat([_linear(memory, w[f"w{name}"], w.get(f"b{name}")) for name in "kv"], -1)
-        return self._split(rows, w), None if mask is None else mask[:, None, None]
+        seen = torch.cat([_linear(memory, w[f"w{name}"], w.get(f"b{name}")) for name in "kv"], -1)
+        return replace(cache, memory=self._split(seen, w), memory_mask=None if mask is None else mask[:, None, None])
 
     def _split(self, rows: Tensor, w: Params) -> KV:
         """rows[B,K,G·D + G·Dv] -> k[B,G,K,D], v[B,G,K,Dv], views."""
-        groups = w["wk"].shape[1] * self.heads // w["wq"].shape[1]
-        k, v = rows.split([w["wk"].shape[1], w["wv"].shape[1]], -1)
-        return k.unflatten(-1, (groups, -1)).transpose(1, 2), v.unflatten(-1, (groups, -1)).transpose(1, 2)
+        groups, cuts = w["wk"].shape[1] * self.heads // w["wq"].shape[1], [w[name].shape[1] for name in ("wk", "wv")]
+        return tuple(part.unflatten(-1, (groups, -1)).transpose(1, 2) for part in rows.split(cuts, -1))
 
     def _run(
-        self, x: Tensor, sight: _Sight, past: Cache | None = None, keep: bool = False
+        self, x: Tensor, mask: Tensor | None, causal: bool, cache: Cache, keep: bool
     ) -> tuple[Results, list[KV]]:  # fmt: skip
-        """All steps of new tokens; with `keep`, also which positions show which rows from each step on."""
-        flat = torch.arange(x.shape[0] * x.shape[1], device=x.device)
-        if sight.keys is not None:
-            flat = flat[sight.keys[:, sight.first :].reshape(-1)]
-        keys = self.keys(self, x, flat, sight.first, keep)
-        halting = _Halting(torch.zeros(len(flat), dtype=_wide(x), device=x.device))
+        """All steps of new tokens; with `keep`, also which of them show which rows from each step on."""
+        first, flat = cache.at.shape[2], torch.arange(x.shape[0] * x.shape[1], device=x.device)
+        flat = flat if mask is None else flat[mask[:, first:].reshape(-1)]
+        keys, wide = self.keys(self, x, flat, first, keep), torch.promote_types(x.dtype, torch.float32)
+        total, made = flat.new_zeros(len(flat), dtype=wide), [(flat[:0], x.new_zeros(0, x.shape[2]), x.new_zeros(0))]
         for n in range(1, self.max_steps + 1):
-            if not len(flat) and not keep:
+            if not (len(flat) or keep):
                 break
             q, residual, rows = keys.step(n)
             if not len(flat):
                 continue
             seen = rows.view(*x.shape[:2], -1)
-            seen = seen if past is None else torch.cat([past.rows[past.at[n - 1]], seen], 1)
-            s = self._layer(q, residual, seen, _running(flat, x, sight), sight)
-            on = halting.step(n, n == self.max_steps, flat, s, self._halting(s), self.epsilon)
+            seen = torch.cat([cache.rows[cache.at[n - 1]], seen], 1) if first else seen
+            s = self._layer(q, residual, seen, _queries(flat, x, first, mask, causal), cache)
+            h = _linear(s, self.halt["w"], self.halt.get("b"))[:, 0].to(wide).sigmoid()
+            left, total = 1 - total, total + h
+            halts = (total >= 1 - self.epsilon) | (n == self.max_steps)
+            made.append((flat, torch.where(halts, left, h).to(x.dtype)[:, None] * s, torch.where(halts, left, 0)))
+            on = (~halts).nonzero()[:, 0]
             if n < self.max_steps and (len(on) or keep):
                 keys.move(flat, s, on)
-            flat = flat[on]
-        return halting.results(x), keys.kept
+            flat, total = flat[on], total[on]
+        return _results(x, made), keys.kept
 
-    def _layer(self, q: Tensor, residual: Tensor, seen: Tensor, running: _Running, sight: _Sight) -> Tensor:
+    def _layer(self, q: Tensor, residual: Tensor, seen: Tensor, queries: Queries, cache: Cache) -> Tensor:
         """The layer from its queries q[A,H·D] on, residual[A,d], seen[B,K,G·D + G·Dv] -> s[A,d].
 
         What a product has just made nobody else holds, and autograd does not look at it: it is written in place.
         """
-        w, last = self.layer, "norm2"
-        y = self._attended(q, self._split(seen, w["attention"]), running, running.mask, running.causal)
+        w, last, (slots, longest, mask, causal) = self.layer, "norm2", queries
+        y = self._attended(q, self._split(seen, w["attention"]), slots, longest, mask, causal)
         x = self._left((y @ w["attention"]["wo"]).add_(residual), "norm1")
-        if sight.memory is not None:
+        if cache.memory is not None:
             c, last = w["cross_attention"], "norm3"
             q = _linear(self._entered(x, "norm2"), c["wq"], c.get("bq"))
-            y = self._attended(q, sight.memory, running, sight.memory_mask, False)
+            y = self._attended(q, cache.memory, slots, longest, cache.memory_mask)
             x = self._left(_linear(y, c["wo"], c.get("bo")).add_(x), "norm2")
         f = w["feed_forward"]
         y = _linear(self._entered(x, last), f["w1"], f.get("b1")).relu_()
@@ -200,82 +208,40 @@ class UniversalTransformer:
     def _left(self, x: Tensor, name: str) -> Tensor:
         return x if self.pre else _normed(x, self.layer[name])
 
-    def _halting(self, s: Tensor) -> Tensor:
-        """s[A,d] -> h[A], in the dtype in which halting is summed."""
-        return _linear(s, self.halt["w"], self.halt.get("b"))[:, 0].to(_wide(s)).sigmoid()
-
-    def _attended(self, q: Tensor, kv: KV, running: _Running, mask: Tensor | None, causal: bool) -> Tensor:
-        """Packed queries q[A,H·D] to kv -> [A,H·Dv]."""
-        (batch, longest), slots = running.shape, running.slots
+    def _attended(
+        self, q: Tensor, kv: KV, slots: Tensor | None, longest: int, mask: Tensor | None, causal: bool = False
+    ) -> Tensor:  # fmt: skip
+        """Packed queries q[A,H·D] to kv -> [A,H·Dv]; the other words are those of _queries."""
+        size = len(kv[0]) * longest
         if slots is not None:
-            q = q.new_zeros(batch * longest, q.shape[1]).index_copy_(0, slots, q)
+            q = q.new_zeros(size, q.shape[1]).index_copy_(0, slots, q)
         out = F.scaled_dot_product_attention(
-            q.view(batch, longest, self.heads, -1).transpose(1, 2), *kv, attn_mask=mask, is_causal=causal,
-            enable_gqa=kv[0].shape[1] < self.heads,
+            q.view(-1, longest, self.heads, q.shape[1] // self.heads).transpose(1, 2), *kv, attn_mask=mask,
+            is_causal=causal, enable_gqa=kv[0].shape[1] < self.heads,
         )  # fmt: skip
-        out = out.transpose(1, 2).reshape(batch * longest, -1)
+        out = out.transpose(1, 2).reshape(size, -1)
         return out if slots is None else out.index_select(0, slots)
 
 
-class UniversalDecoder(UniversalTransformer):
-    """The causal one, some tokens at a time. A cache stays valid after it was passed on."""
-
-    def __init__(
-        self, params: Params, *, heads: int, norm: str = "post", max_steps: int, epsilon: float = 0.01
-    ) -> None:  # fmt: skip
-        """Packs the weights. Raises ValueError as UniversalTransformer does."""
-        super().__init__(params, heads=heads, norm=norm, causal=True, max_steps=max_steps, epsilon=epsilon)
-
-    def step(
-        self, x: Tensor, cache: Cache | None = None, *, mask: Tensor | None = None, memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-    ) -> tuple[Results, Cache]:  # fmt: skip
-        """New tokens x[B,m,d] after the L of the cache -> (output, steps, remainder) of theirs, and the cache of all.
-
-        mask[B,L+m]: True = a real token; memory[B,S,d], memory_mask[B,S]: given with the first tokens, then kept.
-        A halted token has one row for all steps to come (post-norm), or one for each of them (pre-norm).
-        Source: Dehghani et al. 2019 (Universal Transformers), section 2.2, the state copied after halting.
-        Raises ValueError for tensors that do not fit the cache, a memory given with one, and as a call does.
-        """
-        batch, new = x.shape[:2]
-        if cache is None:
-            at = torch.zeros(self.max_steps, batch, 0, dtype=torch.int64, device=x.device)
-            cache = Cache(x.new_zeros(1, self.keys_values.shape[1]), at, *self._memory(memory, memory_mask, batch))
-        elif memory is not None or memory_mask is not None:
-            raise ValueError("memory: got one with a cache, wanted it with the first tokens alone")
-        steps, rows, first = cache.at.shape
-        if (steps, rows) != (self.max_steps, batch):
-            raise ValueError(f"cache: got {steps} steps, {rows} batch rows, wanted {self.max_steps}, {batch}")
-        mask = _fitting("mask", mask, (batch, first + new))
-        sight = _Sight(mask, first, True, cache.memory, cache.memory_mask)
-        results, kept = self._run(x, sight, cache if first else None, keep=True)
-        at = _numbered([flat for flat, _ in kept], len(cache.rows), cache.at.new_zeros(steps, batch, new))
-        found = torch.cat([cache.rows, *(rows for _, rows in kept)])
-        return results, replace(cache, rows=found, at=torch.cat([cache.at, at], 2))
-
-    @staticmethod
-    def crop(cache: Cache, length: int) -> Cache:
-        """The cache as it was after its first `length` tokens; the rows of the others stay where they are."""
-        return replace(cache, at=cache.at[:, :, :length])
-
-    @staticmethod
-    def reorder(cache: Cache, rows: Tensor) -> Cache:
-        """The cache whose batch row i is row rows[i] of the given one; keys and values are shared, not copied."""
-        memory, mask = cache.memory, cache.memory_mask
-        seen = None if memory is None else (memory[0][rows], memory[1][rows])
-        return Cache(cache.rows, cache.at[:, rows], seen, None if mask is None else mask[rows])
-
-
-class _Frozen:
-    """Keys and values without the signal of the step: only those of states that have changed are computed."""
+class _Keys:
+    """Keys and values of new tokens, of which flat[R] are real; z[A,d]: u + P[position]; kept: what a cache gets."""
 
     def __init__(self, model: UniversalTransformer, x: Tensor, flat: Tensor, first: int, keep: bool) -> None:
-        self.model, self.keep, (batch, self.length, width) = model, keep, x.shape
-        self.places = _sinusoids(torch.arange(first, first + self.length, device=x.device), x)
+        self.model, self.keep, self.flat, (batch, self.length, width) = model, keep, flat, x.shape
+        self.places, self.size = _sinusoids(first, self.length, x), batch * self.length
         self.z = _chosen((x + self.places).reshape(-1, width), flat)
-        self.q, rows = (self.z @ model.packed).split([model.width, model.keys_values.shape[1]], 1)
-        self.rows = _placed(None, flat, rows, batch * self.length)
-        self.kept, self.constants = [(flat, rows)] if keep else [], []  # type: tuple[list[KV], list[KV]]
+        self.kept: list[KV] = []
+
+
+class _Frozen(_Keys):
+    """Without the signal of the step: only those of states that have changed are computed."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.q, rows = (self.z @ self.model.packed).split(self.model.cuts, 1)
+        self.rows, self.constants = _placed(None, self.flat, rows, self.size), []
+        if self.keep:
+            self.kept.append((self.flat, rows))
 
     def step(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
         """q[A,H·D], residual[A,d] and the rows of all keys, for step n."""
@@ -286,9 +252,9 @@ class _Frozen:
 
     def move(self, flat: Tensor, s: Tensor, on: Tensor) -> None:
         """Takes in the new states s[A,d] of flat[A]; on: which of them run on."""
-        z = s + self.places[flat % self.length]
-        rows = z @ self.model.keys_values
-        self.rows = _placed(self.rows, flat, rows, len(self.rows), self.keep)
+        z = s + self.places.index_select(0, flat % self.length)
+        rows = z @ self.model.pair
+        self.rows = _placed(self.rows, flat, rows, self.size, self.keep)
         self.z = _chosen(z, on)
         self.q = self.z @ self.model.query
         if self.keep:
@@ -296,113 +262,78 @@ class _Frozen:
 
     def _constants(self, n: int) -> list[KV]:
         """For each of some steps from n on: what is added to queries, and what to the residual."""
-        w, heads = self.model.layer["attention"], self.model.heads
-        signal = _sinusoids(torch.arange(n, min(n + BLOCK, self.model.max_steps + 1), device=self.z.device), self.z)
+        w, groups = self.model.layer["attention"], self.model.groups
+        signal = _sinusoids(n, min(BLOCK, self.model.max_steps + 1 - n), self.z)
         query, value = _linear(signal, w["wq"], w.get("bq")), _linear(signal, w["wv"], w.get("bv"))
-        groups = w["wk"].shape[1] * heads // self.model.width
-        value = value.unflatten(1, (groups, -1)).repeat_interleave(heads // groups, 1).flatten(1)
+        value = value.unflatten(1, (groups, -1)).repeat_interleave(self.model.heads // groups, 1).flatten(1)
         return list(zip(query, _linear(value, w["wo"], w.get("bo")) + signal, strict=True))
 
 
-class _Anew:
-    """Keys and values of all positions in every step, from what the norm makes of state and signals."""
+class _Anew(_Keys):
+    """All of them in every step, from what the norm makes of states and signals."""
 
-    def __init__(self, model: UniversalTransformer, x: Tensor, flat: Tensor, first: int, keep: bool) -> None:
-        self.model, self.keep, self.flat, (batch, self.length, width) = model, keep, flat, x.shape
-        self.size = batch * self.length
-        self.places = _sinusoids(torch.arange(first, first + self.length, device=x.device), x)
-        self.z = _chosen((x + self.places).reshape(-1, width), flat)
-        self.on = torch.arange(len(flat), device=x.device)
-        self.kept: list[KV] = []
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.on = torch.arange(len(self.flat), device=self.flat.device)
 
     def step(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        """q[A,H·D], residual[A,d] and the rows of all keys, for step n."""
-        model, w = self.model, self.model.layer["attention"]
-        z = self.z + _sinusoids(torch.tensor([n], device=self.z.device), self.z)
+        """As that of _Frozen."""
+        model, bo = self.model, self.model.layer["attention"].get("bo")
+        z = self.z + _sinusoids(n, 1, self.z)
         seen, residual = _normed(z, model.layer["norm1"]), _chosen(z, self.on)
-        if len(self.on) == len(z):
-            q, rows = (seen @ model.packed).split([model.width, model.keys_values.shape[1]], 1)
-        else:
-            q, rows = seen[self.on] @ model.query, seen @ model.keys_values
-        q, rows, residual = _plus(q, w.get("bq")), _plus(rows, model.bias), _plus(residual, w.get("bo"))
+        q = _linear(_chosen(seen, self.on), model.query, model.biases[0])
+        rows = _linear(seen, model.pair, model.biases[1])
         if self.keep:
             self.kept.append((self.flat, rows))
-        return q, residual, _placed(None, self.flat, rows, self.size)
+        return q, residual if bo is None else residual + bo, _placed(None, self.flat, rows, self.size)
 
     def move(self, flat: Tensor, s: Tensor, on: Tensor) -> None:
-        """Takes in the new states s[A,d] of flat[A]; on: which of them run on."""
-        self.z = _placed(self.z, self.on, s + self.places[flat % self.length], len(self.z))
-        self.on = self.on[on]
+        """As that of _Frozen."""
+        s = s + self.places.index_select(0, flat % self.length)
+        self.z, self.on = _placed(self.z, self.on, s, len(self.z)), self.on[on]
 
 
-@dataclass
-class _Halting:
-    """What has been decided: contributions p s and remainders by position, and the sums of those that run."""
-
-    total: Tensor
-    parts: list[KV] = field(default_factory=list)
-    ends: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
-
-    def step(self, n: int, last: bool, flat: Tensor, s: Tensor, h: Tensor, epsilon: float) -> Tensor:
-        """Takes in states s[A,d] and halting probabilities h[A] of flat[A] -> which of them run on."""
-        left, total = 1 - self.total, self.total + h
-        halts = torch.ones_like(h, dtype=torch.bool) if last else total >= 1 - epsilon
-        p = torch.where(halts, left, h)
-        self.parts.append((flat, p.to(s.dtype)[:, None] * s))
-        ended, on = halts.nonzero()[:, 0], (~halts).nonzero()[:, 0]
-        self.ends.append((flat[ended], left[ended], n))
-        self.total = total[on]
-        return on
-
-    def results(self, x: Tensor) -> Results:
-        """output[B,T,d], steps[B,T], remainder[B,T]; 0 where nothing ran."""
-        batch, length, width = x.shape
-        output, remainder = x.new_zeros(batch * length, width), x.new_zeros(batch * length)
-        steps = torch.zeros(batch * length, dtype=torch.int64, device=x.device)
-        if self.parts:
-            at, parts = (torch.cat(found) for found in zip(*self.parts, strict=True))
-            output = output.index_add(0, at, parts)
-            remainder = remainder.index_copy(
-                0, torch.cat([at for at, _, _ in self.ends]), torch.cat([left for _, left, _ in self.ends]).to(x.dtype)
-            )
-        for at, _, n in self.ends:
-            steps.index_fill_(0, at, n)
-        return output.view(x.shape), steps.view(batch, length), remainder.view(batch, length)
+def _results(x: Tensor, made: list[Results]) -> Results:
+    """output[B,T,d], steps[B,T], remainder[B,T] of positions, p s and remainders of each step; 0 where nothing ran."""
+    size = x.shape[0] * x.shape[1]
+    output, remainder = x.new_zeros(size, x.shape[2]), x.new_zeros(size)
+    at, parts, left = (torch.cat(found) for found in zip(*made, strict=True))
+    output, remainder = output.index_add(0, at, parts), remainder.index_add(0, at, left.to(x.dtype))
+    steps = torch.bincount(at, minlength=size)
+    return output.view(x.shape), steps.view(x.shape[:2]), remainder.view(x.shape[:2])
 
 
-def _running(flat: Tensor, x: Tensor, sight: _Sight) -> _Running:
-    """Where the positions flat[A] of x[B,T,d] stand among padded queries, and what these may see.
+def _queries(flat: Tensor, x: Tensor, first: int, mask: Tensor | None, causal: bool) -> Queries:
+    """Where the positions flat[A] of x[B,T,d] stand among padded queries, and which of first + T keys these see.
 
-    A slot that nobody has sees everything, so that no weights are undefined.
+    -> slots[A] among B · longest queries, None if they are all; longest; mask[B,1,longest|1,first + T] or None; whether
+    the triangle says it all. A slot that nobody has sees all real keys, so that no weights are undefined.
     """
-    batch, length = x.shape[:2]
-    row, at = flat // length, flat % length
-    slots, shape = None, (batch, length)
+    (batch, length), mine = x.shape[:2], torch.arange(len(flat), device=x.device)
+    row, at, slots, longest = flat // length, flat % length, None, length
     if len(flat) < batch * length:
         counts = torch.bincount(row, minlength=batch)
-        shape = (batch, int(counts.max()))
-        slots = torch.arange(len(flat), device=x.device) - (counts.cumsum(0) - counts)[row] + row * shape[1]
-    ordered = sight.causal and length > 1  # a single new token stands behind all keys
-    if ordered and slots is None and not sight.first and sight.keys is None:
-        return _Running(slots, shape, None, True)
-    mask = None if sight.keys is None else sight.keys[:, None, None]
-    if ordered:
-        total = sight.first + length
-        last = at.new_full((batch * shape[1],), total)
-        last[torch.arange(len(flat), device=x.device) if slots is None else slots] = sight.first + at
-        behind = torch.arange(total, device=x.device) <= last.view(batch, 1, shape[1], 1)
-        mask = behind if mask is None else behind & mask
-    return _Running(slots, shape, mask, False)
+        longest = int(counts.max())
+        slots = mine = mine - (counts.cumsum(0) - counts)[row] + row * longest
+    mask = None if mask is None else mask[:, None, None]
+    if not causal or length == 1:  # a single new token stands behind all keys
+        return slots, longest, mask, False
+    if slots is None and not first and mask is None:
+        return None, longest, None, True
+    last = at.new_full((batch * longest,), first + length)
+    last[mine] = first + at
+    behind = torch.arange(first + length, device=x.device) <= last.view(batch, 1, longest, 1)
+    return slots, longest, behind if mask is None else behind & mask, False
 
 
 def _numbered(kept: Sequence[Tensor], start: int, at: Tensor) -> Tensor:
-    """at[M,B,m] with the number of each position's row in each step; kept: which got new rows, from `start` on."""
-    shown = at[0].reshape(-1)
-    for n, one in enumerate(at):
+    """at[M,B,m], in which the number of each position's row is put; kept: which get new rows, from `start` on."""
+    shown = at[0].flatten().clone()
+    for n in range(len(at)):
         if n < len(kept):
-            shown = shown.index_copy(0, kept[n], torch.arange(start, start + len(kept[n]), device=at.device))
+            shown[kept[n]] = torch.arange(start, start + len(kept[n]), device=at.device)
             start += len(kept[n])
-        one.copy_(shown.view(one.shape))
+        at[n] = shown.view(at[n].shape)
     return at
 
 
@@ -422,7 +353,7 @@ def _placed(into: Tensor | None, flat: Tensor, rows: Tensor, size: int, keep: bo
 
 def _chosen(rows: Tensor, at: Tensor) -> Tensor:
     """The rows at[A], in whose order they are; the rows themselves if it is all of them."""
-    return rows if len(at) == len(rows) else rows[at]
+    return rows if len(at) == len(rows) else rows.index_select(0, at)
 
 
 def _fitting(name: str, mask: Tensor | None, shape: Sequence[int]) -> Tensor | None:
@@ -430,15 +361,6 @@ def _fitting(name: str, mask: Tensor | None, shape: Sequence[int]) -> Tensor | N
     if mask is not None and tuple(mask.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(mask.shape)}, wanted {tuple(shape)}")
     return mask
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """The dtype in which halting is summed."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _plus(x: Tensor, b: Tensor | None) -> Tensor:
-    return x if b is None else x + b
 
 
 def _linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -453,11 +375,11 @@ def _normed(x: Tensor, norm: Params) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], norm["weight"], 1e-6)
 
 
-def _sinusoids(places: Tensor, like: Tensor) -> Tensor:
-    """places[n] -> [n,d], angles in float64: the sine of place * 10000^(-2i/d) in channel 2i, its cosine in 2i + 1."""
-    width = like.shape[-1]
-    rate = 10000.0 ** (torch.arange(0, width, 2, dtype=torch.float64, device=like.device) / -width)
-    angle = torch.outer(places.to(torch.float64), rate)
+def _sinusoids(first: int, count: int, like: Tensor) -> Tensor:
+    """Of places first, first + 1, … -> [count,d]: sines of place * 10000^(-2i/d) in channel 2i, cosines in 2i + 1."""
+    kind, width = {"dtype": torch.float64, "device": like.device}, like.shape[-1]
+    places, powers = torch.arange(first, first + count, **kind), torch.arange(0, width, 2, **kind) / -width
+    angle = torch.outer(places, 10000.0**powers)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].to(like.dtype)
 
 
@@ -465,19 +387,13 @@ def universal_transformer(
     x: Tensor, params: Params, *, heads: int, norm: str = "post", mask: Tensor | None = None, causal: bool = False,
     memory: Tensor | None = None, memory_mask: Tensor | None = None, max_steps: int, epsilon: float = 0.01,
 ) -> Results:  # fmt: skip
-    """UniversalTransformer, its weights packed for one call: x[B,T,d] -> output[B,T,d], steps[B,T], remainder[B,T].
-
-    Formula, source and errors: there.
-    """
-    model = UniversalTransformer(
-        params, heads=heads, norm=norm, causal=causal, max_steps=max_steps, epsilon=epsilon
-    )  # fmt: skip
+    """UniversalTransformer, which has formula, source and errors, its weights packed for one call."""
+    model = UniversalTransformer(params, heads=heads, norm=norm, causal=causal, max_steps=max_steps, epsilon=epsilon)
     return model(x, mask=mask, memory=memory, memory_mask=memory_mask)
 
 
 VARIANTS = {"universal_compacted": {"universal_transformer": universal_transformer}}
 CAPABILITIES = {
-    # native_layer_norm keeps mean and 1/deviation in x's own dtype, and its backward has nothing else; how many rows
-    # a product has depends on who runs, and its last bit on that
+    # native_layer_norm saves its statistics in x's dtype; a product's last bit depends on how many rows it has, who run
     "universal_compacted": {"universal_transformer": Capabilities(saved_statistics="storage", leak="rounding")}
 }
