@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from veriformer.declarations import Capabilities, Expected
 
@@ -76,8 +75,9 @@ class _Fused(torch.autograd.Function):
         return _summed(loss, count, reduction).to(logits.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the gradient of the fused loss has no graph: got create_graph=True, wanted False")
         (gradient, kept), (g,) = ctx.saved_tensors, cotangents
         if g.ndim:
             gradient = gradient * (g if kept is None else torch.where(kept, g, 0.0))[:, None]
@@ -161,7 +161,7 @@ def _make_fused(name: str, elements: int) -> Callable[..., Tensor]:
         Source: Hsu et al. 2024 (Liger Kernel), section 3.3. The gradient is kept in the dtype of the logits, the only
         array of their size that is made, and only where it will be asked for; there is none of the second order.
         Raises ValueError for logits without two axes, targets of another length, label_smoothing outside [0, 1) and
-        an unknown reduction; RuntimeError for a target that is no class.
+        an unknown reduction; RuntimeError for a target that is no class, and in a backward with create_graph.
         """
         _check_fused(logits, targets, label_smoothing, reduction)
         if logits.requires_grad and torch.is_grad_enabled():

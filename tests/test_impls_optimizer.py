@@ -19,8 +19,8 @@ GRADS = ([[3.0, -1.0], [0.0, 2.0]], [1.0])
 def variants() -> list[tuple[str, str, str]]:
     """(module, variant, operation) of all that come with the package."""
     found = []
-    for module in ("numpy_optimizer", "torch_optimizer"):
-        if module == "torch_optimizer" and not importlib.util.find_spec("torch"):
+    for module in ("numpy_optimizer", "torch_optimizer", "torch_flat"):
+        if module.startswith("torch") and not importlib.util.find_spec("torch"):
             continue
         table = importlib.import_module(f"veriformer.impls.{module}").VARIANTS
         found += [(module, variant, operation) for variant, functions in table.items() for operation in functions]

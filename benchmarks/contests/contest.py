@@ -1,8 +1,8 @@
 """A contest: our implementations and those that a user would pick instead, the same work, timed in turn.
 
 CPU time of this process on one thread, the median of ROUNDS rounds in each of which every entrant takes a sample of
-about equal length. Nobody is timed whose results differ from the first entrant's by more than `tolerance`, or who has
-not got what he needs installed.
+about equal length. Nobody is timed whose results differ from the first entrant's by more than `tolerance`, who raises,
+or who has not got what he needs installed.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Contest:
     difference from the first entrant's results, relative to their largest entry. flops, bytes: least arithmetic and
     memory traffic of a call. rounds: how many. calls: how many calls at most in a sample. note: what else is to be
     known. limits: an own limit and rival by entrant of ours, (limit, rival), besides.
+
+    Raises ValueError where `against` or `limits` name somebody who is no entrant.
     """
 
     id: str
@@ -66,6 +68,12 @@ class Contest:
     calls: int = 1000
     note: str = ""
     limits: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rivals = {rival for _, rival in self.limits.values()} | ({self.against} if self.against else set())
+        strange = sorted(rivals - {*self.ours, *self.others} | set(self.limits) - set(self.ours))
+        if strange or set(self.ours) & set(self.others):
+            raise ValueError(f"{self.id}: {strange or 'somebody of ours'}: wanted names of entrants, each once")
 
 
 @dataclass
@@ -84,11 +92,12 @@ class Timed:
 
 @dataclass
 class Outcome:
-    """What came of a contest. absent: who could not be timed, and why."""
+    """What came of a contest. absent: who could not be timed here, and why; wrong: who must not be, and why."""
 
     contest: Contest
     entrants: list[Timed]
     absent: dict[str, str]
+    wrong: dict[str, str] = field(default_factory=dict)
 
     def ratio(self, name: str, rival: str) -> float:
         """Median over rounds of the time of one by that of the other."""
@@ -101,41 +110,38 @@ class Outcome:
 
 
 def hold(contest: Contest) -> Outcome:
-    """Time everyone who is right, in turn. Raises ValueError where none of ours is."""
-    calls, absent = _ready(contest)
-    if not any(name in contest.ours for name in calls):
-        raise ValueError(f"{contest.id}: none of ours can be timed: {absent}")
-    found = {name: Timed(name, name in contest.ours) for name in calls}
-    counts = {name: _count(call, contest.calls) for name, call in calls.items()}
-    order = list(calls)
-    for turn in range(contest.rounds):
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
-            found[name].seconds.append(_sample(calls[name], counts[name]))
-    return Outcome(contest, list(found.values()), absent)
-
-
-def _ready(contest: Contest) -> tuple[dict[str, Call], dict[str, str]]:
-    """Calls of those who give the same results, and why the others are not among them."""
+    """Time everyone who is right, in turn."""
     calls: dict[str, Call] = {}
-    absent: dict[str, str] = {}
+    outcome = Outcome(contest, [], {})
+    _get_ready(contest, calls, outcome)
+    outcome.entrants = [Timed(name, name in contest.ours) for name in calls]
+    counts = {name: _count(call, contest.calls) for name, call in calls.items()}
+    for turn in range(contest.rounds if calls else 0):
+        first = turn % len(calls)
+        for one in outcome.entrants[first:] + outcome.entrants[:first]:
+            one.seconds.append(_sample(calls[one.name], counts[one.name]))
+    return outcome
+
+
+def _get_ready(contest: Contest, calls: dict[str, Call], outcome: Outcome) -> None:
+    """Put in the calls of those who give the same results, and why the others are not among them."""
     wanted: list[np.ndarray] | None = None
     for name, make in {**contest.ours, **contest.others}.items():
         try:
             call = make()
             results = flat(call())
-            off = 0.0 if wanted is None else difference(results, wanted)
         except ImportError as error:
-            absent[name] = f"{error.name or error} is not installed"
-            continue
+            outcome.absent[name] = f"{error.name or error} is not installed"
         except Unfit as error:
-            absent[name] = str(error)
-            continue
-        if not off <= contest.tolerance:
-            absent[name] = f"differs by {off:.1g} from {next(iter(calls))}"
-            continue
-        wanted = results if wanted is None else wanted
-        calls[name] = call
-    return calls, absent
+            outcome.absent[name] = str(error)
+        except Exception as error:  # whatever one of many programs of others raises; the rest are still timed
+            outcome.wrong[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
+        else:
+            off = 0.0 if wanted is None else difference(results, wanted)
+            if off <= contest.tolerance:
+                wanted, calls[name] = results if wanted is None else wanted, call
+            else:
+                outcome.wrong[name] = f"differs by {off:.1g} from {next(iter(calls))}"
 
 
 def flat(results: Any) -> list[np.ndarray]:

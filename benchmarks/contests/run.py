@@ -3,8 +3,9 @@
 python benchmarks/contests/run.py [TOPIC[:WORDS] …] [--list] [--write]
 
 TOPIC is a module beside this one, WORDS what the ids of the contests must contain; all by default. --write puts the
-outcomes into reports/speed.json, beside those of other contests that are there, and makes reports/speed.md anew of
-it. Exit code 1 where a limit was missed, 2 for a topic that there is not.
+outcomes into reports/speed.json, beside those of other contests that are there (where all were held, in their place),
+and makes reports/speed.md anew of it. Exit code 1 where a limit was missed or an entrant is wrong, 2 for a topic that
+there is not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +57,12 @@ def shown(outcome: Outcome, rows: dict[str, Any]) -> None:
     for one in rows["entrants"]:
         mark = "*" if one["ours"] else " "
         print(f"  {mark} {one['name'][:44]:44} {one['seconds'] * 1e3:10.4f} ms {one['ratio']:7.3f}")
-    for name, reason in outcome.absent.items():
+    for name, reason in {**outcome.absent, **outcome.wrong}.items():
         print(f"    {name[:44]:44} {reason}")
     for judged in rows["limits"]:
         print(f"    {judged['name']} / {judged['rival']}: {judged['ratio']:.3f}, limit {judged['limit']}")
+    for words in rows["unjudged"]:
+        print(f"    not judged: {words}")
 
 
 def facts() -> dict[str, Any]:
@@ -95,24 +99,27 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(1)
-    machine, missed = limits.measured(), 0
+    machine, missed, wrong = limits.measured(), 0, 0
     for one in chosen:
         outcome = hold(one)
         rows = record(outcome, machine, facts())
         shown(outcome, rows)
         missed += sum(judged["ratio"] > judged["limit"] for judged in rows["limits"])
+        wrong += len(outcome.wrong)
         if given.write:
-            store(one.id, rows)
-    print(f"{len(chosen)} contests, {missed} limits missed")
-    return 1 if missed else 0
+            store({one.id: rows})
+    if given.write and not given.topics:
+        store({}, only={one.id for one in chosen})
+    print(f"{len(chosen)} contests, {missed} limits missed, {wrong} entrants wrong")
+    return 1 if missed or wrong else 0
 
 
-def store(name: str, rows: dict[str, Any]) -> None:
-    """Put one outcome beside those of other contests, and make the page anew."""
+def store(rows: dict[str, Any], only: Container[str] | None = None) -> None:
+    """Put outcomes beside those of other contests, of `only` those if given, and make the page anew."""
     path = REPORTS / "speed.json"
-    records = json.loads(path.read_text()) if path.exists() else {}
-    records[name] = rows
-    path.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n")
+    records = (json.loads(path.read_text()) if path.exists() else {}) | rows
+    records = {name: one for name, one in sorted(records.items()) if only is None or name in only}
+    path.write_text(json.dumps(records, indent=1) + "\n")
     (REPORTS / "speed.md").write_text(markdown(records))
 
 

@@ -25,7 +25,9 @@ def record(outcome: Outcome, machine: Limits, facts: dict[str, Any]) -> dict[str
         "what": contest.what,
         "entrants": entrants,
         "absent": outcome.absent,
+        "wrong": outcome.wrong,
         "limits": judged(outcome),
+        "unjudged": unjudged(outcome),
         "floor": floor(outcome, machine),
         "rounds": contest.rounds,
         "note": contest.note,
@@ -35,17 +37,30 @@ def record(outcome: Outcome, machine: Limits, facts: dict[str, Any]) -> dict[str
 
 def judged(outcome: Outcome) -> list[dict[str, Any]]:
     """Every limit of a contest whose two sides were timed, with the ratio that came."""
-    contest, names = outcome.contest, {one.name for one in outcome.entrants}
-    mine, rival = outcome.best(own=True), outcome.best(own=False)
-    pairs: list[tuple[str, str, float]] = []
-    against = contest.against or (rival.name if rival else "")
-    if mine is not None and against in names:
-        pairs.append((mine.name, against, contest.limit))
-    pairs += [(name, other, limit) for name, (limit, other) in contest.limits.items() if {name, other} <= names]
     return [
         {"name": name, "rival": other, "ratio": outcome.ratio(name, other), "limit": limit}
-        for name, other, limit in pairs
+        for name, other, limit in pairs(outcome)
+        if {name, other} <= {one.name for one in outcome.entrants}
     ]
+
+
+def unjudged(outcome: Outcome) -> list[str]:
+    """Every limit of a contest of which a side was not timed, in words."""
+    timed = {one.name for one in outcome.entrants}
+    return [
+        f"{name} / {other}, limit {limit:g}: " + ", ".join(sorted({name, other} - timed)) + " not timed"
+        for name, other, limit in pairs(outcome)
+        if not {name, other} <= timed
+    ]
+
+
+def pairs(outcome: Outcome) -> list[tuple[str, str, float]]:
+    """Who is held against whom, and the limit; the fastest where the contest names nobody."""
+    contest = outcome.contest
+    mine, rival = outcome.best(own=True), outcome.best(own=False)
+    name, other = mine.name if mine else "the best of ours", rival.name if rival else "the best of the others"
+    first = [(name, contest.against or other, contest.limit)] if contest.others else []
+    return first + [(name, other, limit) for name, (limit, other) in contest.limits.items()]
 
 
 def floor(outcome: Outcome, machine: Limits) -> float:
@@ -75,6 +90,7 @@ def markdown(records: dict[str, Any]) -> str:
             lines.append(
                 f"| {name} | {one['name']} | {one['rival']} | {one['ratio']:.3f} | {one['limit']:g} | {verdict} |"
             )
+        lines += [f"| {name} | {words} | | | | not judged |" for words in rows["unjudged"]]
     for name, rows in records.items():
         lines += ["", *section(name, rows)]
     return "\n".join(lines) + "\n"
@@ -91,8 +107,8 @@ def section(name: str, rows: dict[str, Any]) -> list[str]:
     for one in rows["entrants"]:
         shown = f"**{one['name']}**" if one["ours"] else one["name"]
         lines.append(f"| {shown} | {_time(one['seconds'])} | {one['ratio']:.3f} |")
-    if rows["absent"]:
-        lines += ["", "Not timed: " + "; ".join(f"{who}: {why}" for who, why in rows["absent"].items()) + "."]
+    if left := {**rows["absent"], **rows["wrong"]}:
+        lines += ["", "Not timed: " + "; ".join(f"{who}: {why}" for who, why in left.items()) + "."]
     return [*lines, "", f"Taken with {said}."]
 
 
