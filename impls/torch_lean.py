@@ -21,6 +21,8 @@ from veriformer.declarations import Capabilities
 FRAMEWORK = "torch"
 Params = Mapping[str, Any]
 Window = tuple[int | None, int | None]
+Linear = tuple[Tensor, Tensor | None]
+Norm = tuple[Tensor | None, Tensor | None]
 Pieces = list[tuple[int, int, int, Tensor | None]]
 BLOCK = 64
 """Queries that are taken together at least where a window hides most keys from each."""
@@ -38,20 +40,18 @@ class Cache:
 class Layer:
     """A layer's matrices as they are used, [in, out], each with a bias or None, and what is left of its norms."""
 
-    packed: tuple[Tensor, Tensor | None]
-    out: tuple[Tensor, Tensor | None]
-    inner: tuple[Tensor, Tensor | None]
-    outer: tuple[Tensor, Tensor | None]
-    norms: tuple[tuple[Tensor | None, Tensor | None], ...]
+    packed: Linear
+    out: Linear
+    inner: Linear
+    outer: Linear
+    norms: tuple[Norm, Norm]
 
 
 class DecoderLM:
     """A decoder-only model: full, step, crop, reorder. It keeps copies of the weights.
 
-    params: embedding[V,d], perhaps embedding_scale, layers, perhaps norm, perhaps head with w[d,V] and b (the
-    embedding without it); a layer: attention (wq[d,H*D], wk[d,G*D], wv[d,G*Dv], wo[H*Dv,d], perhaps bq, bk, bv, bo),
-    norm1, feed_forward (w1[d,f], w2[f,d], perhaps b1, b2 and a gate w3[d,f], b3), norm2. Norms with a bias are layer
-    norms, those without are divided by the root mean square. relu(x w1) w2, with w3 (silu(x w1) * (x w3)) w2.
+    params: those of decoder_lm, matrices [in, out]; a feed_forward with w3[d,f] is (silu(x w1) * (x w3)) w2, without
+    it relu(x w1) w2. Norms with a bias are layer norms, others divide by the root mean square.
     norm: "pre" or "post" (then alpha times the residual is added). left: how many tokens before itself a token sees.
     positions: None, "sinusoidal", "rotary" (of that base) or "alibi". max_length: tokens at most. epsilon: of all
     norms; by default 1e-5 of layer norms and 1e-6 of the others.
@@ -74,6 +74,8 @@ class DecoderLM:
         self.layer_epsilon, self.rms_epsilon = (1e-5, 1e-6) if epsilon is None else (epsilon, epsilon)
         self.heads, self.width = heads, first["wq"].shape[1] // heads
         self.groups = first["wk"].shape[1] // self.width
+        if positions == "rotary" and self.width % 2:
+            raise ValueError(f"decoder_lm: got heads of width {self.width}, wanted an even one for rotary positions")
         values = first["wv"].shape[1] // self.groups
         self.padded = max(self.width, values) + max(self.width, values) % 2
         self.scale = self.width**-0.5
@@ -109,8 +111,7 @@ class DecoderLM:
         Raises ValueError as full does, and for tensors that do not fit the cache or one another.
         """
         length = 0 if cache is None else cache.length
-        self._check(tokens, length)
-        batch, new = tokens.shape
+        batch, new = self._check(tokens, length)
         if cache is not None and cache.rows.shape[1] != batch:
             raise ValueError(f"tokens: got {batch} rows, wanted {cache.rows.shape[1]}, as in the cache")
         for name, tensor, shape in (("mask", mask, (batch, length + new)), ("positions", positions, (batch, new))):
@@ -135,16 +136,13 @@ class DecoderLM:
             raise ValueError(f"reorder: rows: got {rows.tolist()}, wanted numbers from 0 to {batch - 1}")
         return Cache(cache.rows.index_select(1, rows), cache.length)
 
-    def _check(self, tokens: Tensor, length: int) -> None:
+    def _check(self, tokens: Tensor, length: int) -> torch.Size:
         """What costs little; a token outside the vocabulary is found by looking it up."""
         if tokens.ndim != 2 or tokens.is_floating_point():
-            raise ValueError(
-                f"tokens: got {tokens.dtype} of shape {list(tokens.shape)}, wanted integers, [batch, time]"
-            )
-        if self.max_length is not None and length + tokens.shape[1] > self.max_length:
-            raise ValueError(
-                f"tokens: got {tokens.shape[1]} after {length}, wanted at most {self.max_length}, max_length"
-            )
+            raise ValueError(f"tokens: got {tokens.dtype} {list(tokens.shape)}, wanted integers, [batch, time]")
+        if self.max_length is not None and (new := tokens.shape[1]) + length > self.max_length:
+            raise ValueError(f"tokens: got {new} after {length}, wanted at most {self.max_length}, max_length")
+        return tokens.shape
 
     def _room(self, cache: Cache | None, batch: int, total: int) -> Tensor:
         """The cache's tensor, or one with room for twice as many rows as are needed, where it is full."""
@@ -156,19 +154,16 @@ class DecoderLM:
             rows[..., : cache.length, :] = cache.rows[..., : cache.length, :]
         return rows
 
-    def _run(
-        self, tokens: Tensor, rows: Tensor | None, length: int, mask: Tensor | None, positions: Tensor | None
-    ) -> Tensor:
-        """The whole model. rows: where keys and values are put behind `length` others, None for a single use."""
+    def _run(self, tokens: Tensor, *place: Any) -> Tensor:
         with torch.inference_mode():
-            x = self._hidden(tokens, rows, length, mask, positions)
+            x = self._hidden(tokens, *place)
         with torch.no_grad():  # logits are an ordinary tensor again
             return _applied(x, self.head).view(*tokens.shape, -1)
 
     def _hidden(
         self, tokens: Tensor, rows: Tensor | None, length: int, mask: Tensor | None, positions: Tensor | None
     ) -> Tensor:
-        """What the head is given, [B*m,d]."""
+        """What the head is given, [B*m,d]. rows: where keys and values go, behind `length` others; None: nowhere."""
         (batch, new), total = tokens.shape, length + tokens.shape[1]
         try:
             x = torch.embedding(self.table, tokens)
@@ -209,16 +204,14 @@ class DecoderLM:
                 q = q.view(batch, groups, heads // groups, -1)
                 seen = seen if seen is None or seen.shape[1] == 1 else seen.view(-1, *q.shape[1:3], seen.shape[3])
             return F.scaled_dot_product_attention(q, k, v, seen, scale=self.scale).reshape(batch, -1)
-        before = k.shape[2] - new  # rows of k and v begin at the first piece's
-        parts = []
-        for a, b, low, seen in pieces:
-            span = slice(low - pieces[0][2], before + b)
-            parts.append(
-                F.scaled_dot_product_attention(
-                    q[:, :, a:b], k[:, :, span], v[:, :, span], seen, is_causal=seen is None, scale=self.scale,
-                    enable_gqa=groups < heads,
-                )
-            )  # fmt: skip
+        start, end = pieces[0][2], k.shape[2] - new  # where k and v begin
+        parts = [
+            F.scaled_dot_product_attention(
+                q[:, :, a:b], k[:, :, low - start : end + b], v[:, :, low - start : end + b], seen,
+                is_causal=seen is None, scale=self.scale, enable_gqa=groups < heads,
+            )
+            for a, b, low, seen in pieces
+        ]  # fmt: skip
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).transpose(1, 2).reshape(batch * new, -1)
 
     def _inner(self, x: Tensor, layer: Layer) -> Tensor:
@@ -229,17 +222,14 @@ class DecoderLM:
         y, gate = y.chunk(2, 1)
         return F.silu(y, inplace=True).mul_(gate)
 
-    def _added(
-        self, x: Tensor, y: Tensor, linear: tuple[Tensor, Tensor | None], norm: tuple[Tensor | None, Tensor | None]
-    ) -> Tensor:
+    def _added(self, x: Tensor, y: Tensor, linear: Linear, norm: Norm) -> Tensor:
         """The next residual: x + y w + b, or in post-norm norm(alpha x + y w + b)."""
         weight, bias = linear
         x = x.addmm_(y, weight) if self.pre else torch.mul(x, self.alpha).addmm_(y, weight)
-        if bias is not None:
-            x.add_(bias)
+        x = x if bias is None else x.add_(bias)
         return x if self.pre else self._normed(x, norm)
 
-    def _normed(self, x: Tensor, norm: tuple[Tensor | None, Tensor | None]) -> Tensor:
+    def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         """Layer norm where there is a bias; else x / sqrt(|x|^2 + d eps), the gain times sqrt(d) here or folded."""
         gain, bias = norm
         if bias is not None:
@@ -250,10 +240,7 @@ class DecoderLM:
         return y.to(x.dtype) if self.narrow else y
 
     def _pieces(self, new: int, length: int, mask: Tensor | None) -> Pieces:
-        """Rows a to b of the queries, the first key they may see, and which of those on they do, None for all up to it.
-
-        One piece unless a window hides most keys from most queries.
-        """
+        """Blocks of queries: a to b, the first key in sight, and which they see of those on (None: all up to them)."""
         left = length + new if self.left is None else self.left
         plain = mask is None and self.positions != "alibi"
         if plain and (new == 1 or (length == 0 and left >= new - 1)):
@@ -270,8 +257,7 @@ class DecoderLM:
         device = self.table.device
         behind = torch.arange(start, end, device=device)[:, None] - torch.arange(low, end, device=device)
         visible = ((behind >= 0) & (behind <= left))[None, None]
-        if mask is not None:
-            visible = visible & mask[:, None, None, low:end]
+        visible = visible if mask is None else visible & mask[:, None, None, low:end]
         if self.positions != "alibi":
             return visible
         bias = -torch.tensor(_slopes(self.heads), dtype=torch.float64, device=device)[:, None, None] * behind
@@ -290,13 +276,14 @@ class DecoderLM:
         if at is None or self.positions not in ("rotary", "sinusoidal"):
             return None
         if self.positions == "sinusoidal":
-            return _sinusoids(at, self.table.shape[1]).to(self.table.dtype)
-        j = torch.arange(self.padded // 2, device=at.device, dtype=torch.float64)
-        angle = at[..., None, None] * self.base ** (-2 * j / self.width)
+            d = self.table.shape[1]
+            angle = at[..., None] * 10000.0 ** (-2 * torch.arange((d + 1) // 2, device=at.device).double() / d)
+            return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :d].to(self.table.dtype)
+        j = torch.arange(self.padded // 2, device=at.device).double()
+        angle = at[..., None] * self.base ** (-2 * j / self.width)
         turned = torch.arange(self.heads + 2 * self.groups, device=at.device) < self.heads + self.groups
-        angle = torch.where(turned[:, None], angle, 0.0).flatten(-2)  # values stay as they are
-        turns = torch.polar(torch.ones_like(angle), angle)
-        return turns if self.table.dtype == torch.float64 else turns.to(torch.complex64)
+        angle = torch.where(turned[:, None], angle[..., None, :], 0.0).flatten(-2)  # values stay as they are
+        return torch.polar(torch.ones_like(angle), angle).to(self.small.dtype.to_complex())
 
     def _packed(self, layer: Params, values: int) -> Layer:
         """A layer's weights as they are used."""
@@ -310,7 +297,7 @@ class DecoderLM:
 
         return Layer(
             _joined(w, "qkv", first[0], columns),
-            (out, _copy(w.get("bo"))),
+            (out, None if w.get("bo") is None else w["bo"].detach().clone()),
             _joined(inner, "13" if "w3" in inner else "1", second[0]),
             _joined(inner, "2", None),
             (first[1], second[1]),
@@ -324,7 +311,7 @@ class DecoderLM:
         return F.pad(a, (0, self.padded - width)).flatten(-2)
 
 
-def _split(norm: Params, fold: bool) -> tuple[Tensor | None, tuple[Tensor | None, Tensor | None]]:
+def _split(norm: Params, fold: bool) -> tuple[Tensor | None, Norm]:
     """The gain to be multiplied into the matrix behind a norm, and the gain and bias that remain."""
     gain = norm["weight"].detach()
     if "bias" in norm:
@@ -335,7 +322,7 @@ def _split(norm: Params, fold: bool) -> tuple[Tensor | None, tuple[Tensor | None
 
 def _joined(
     params: Params, names: Sequence[str], gain: Tensor | None, columns: Callable[[str, Tensor], Tensor] = lambda _, a: a
-) -> tuple[Tensor, Tensor | None]:
+) -> Linear:
     """Matrices side by side, [in, out], their rows times the gain, and their biases, None where there is none."""
     weights = {name: columns(name, params["w" + name].detach()) for name in names}
     biases = {name: params.get("b" + name) for name in names}
@@ -344,17 +331,11 @@ def _joined(
         joined *= gain[:, None]
     if all(bias is None for bias in biases.values()):
         return joined, None
-    rows = [
-        weights[n].new_zeros(weights[n].shape[1]) if b is None else columns(n, b.detach()) for n, b in biases.items()
-    ]
+    rows = [weights[n].new_zeros(len(weights[n].T)) if b is None else columns(n, b.detach()) for n, b in biases.items()]
     return joined, torch.cat(rows)
 
 
-def _copy(a: Tensor | None) -> Tensor | None:
-    return None if a is None else a.detach().clone()
-
-
-def _applied(x: Tensor, linear: tuple[Tensor, Tensor | None]) -> Tensor:
+def _applied(x: Tensor, linear: Linear) -> Tensor:
     """x[N,in] w + b; the bias in place, because addmm begins with a copy of it."""
     y = torch.mm(x, linear[0])
     return y if linear[1] is None else y.add_(linear[1])
@@ -363,16 +344,8 @@ def _applied(x: Tensor, linear: tuple[Tensor, Tensor | None]) -> Tensor:
 def _turned(x: Tensor, turns: Tensor) -> Tensor:
     """x[B*m,n] with pairs turned as complex numbers, in place but for 16 bits, which torch has no such numbers of."""
     wide = x.float() if x.element_size() == 2 else x
-    pairs = wide.view(turns.dtype)
-    pairs.view(-1, *turns.shape[-2:]).mul_(turns)
+    wide.view(turns.dtype).view(-1, *turns.shape[-2:]).mul_(turns)
     return wide if wide is x else wide.to(x.dtype)
-
-
-def _sinusoids(at: Tensor, width: int) -> Tensor:
-    """[..] -> [..,width]: the sine of position * 10000^(-2i/width) in channel 2i, its cosine in 2i + 1."""
-    i = torch.arange((width + 1) // 2, device=at.device, dtype=torch.float64)
-    angle = at[..., None] * 10000.0 ** (-2 * i / width)
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
 def _slopes(heads: int) -> list[float]:
@@ -402,7 +375,7 @@ def llama(dtype: torch.dtype = torch.float32) -> DecoderLM:
 
     Source: Touvron et al. 2023 (LLaMA), section 2.2; Llama 2, section 2.2, for grouped heads.
     """
-    width, heads, groups, inner, vocabulary = 32, 4, 2, 48, 50
+    d, f, vocabulary = 32, 48, 50
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -410,15 +383,15 @@ def llama(dtype: torch.dtype = torch.float32) -> DecoderLM:
         return (rows * shape[0] ** -0.5 if len(shape) == 2 else 1 + rows / 8).to(dtype)
 
     def layer() -> Params:
-        keys = groups * width // heads
-        attention = {"wq": drawn(width, width), "wk": drawn(width, keys), "wv": drawn(width, keys)}
-        inner_matrices = {"w1": drawn(width, inner), "w3": drawn(width, inner), "w2": drawn(inner, width)}
-        norms = {name: {"weight": drawn(width)} for name in ("norm1", "norm2")}
-        return {"attention": {**attention, "wo": drawn(width, width)}, "feed_forward": inner_matrices, **norms}
+        return {
+            "attention": {"wq": drawn(d, d), "wk": drawn(d, d // 2), "wv": drawn(d, d // 2), "wo": drawn(d, d)},
+            "feed_forward": {"w1": drawn(d, f), "w3": drawn(d, f), "w2": drawn(f, d)},
+            "norm1": {"weight": drawn(d)}, "norm2": {"weight": drawn(d)},
+        }  # fmt: skip
 
-    params = {"embedding": drawn(vocabulary, width) * vocabulary**0.5, "layers": [layer(), layer()]}
-    params |= {"norm": {"weight": drawn(width)}, "head": {"w": drawn(width, vocabulary)}}
-    return DecoderLM(params, heads=heads, max_length=64)
+    params = {"embedding": drawn(vocabulary, d) * vocabulary**0.5, "layers": [layer(), layer()]}
+    params |= {"norm": {"weight": drawn(d)}, "head": {"w": drawn(d, vocabulary)}}
+    return DecoderLM(params, heads=4, max_length=64)
 
 
 VARIANTS = {"lean": {"decoder_lm": decoder_lm}, "lean_llama": {"decoder_lm": llama}}
