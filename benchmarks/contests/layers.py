@@ -193,7 +193,8 @@ def _training(batch: int, tokens: int, width: int, inner: int, memory: bool = Fa
     return Contest(
         f"{name}-training-b{batch}-n{tokens}",
         f"{what}: output and gradients of input and weights, {_size(batch, tokens, width, inner)}",
-        {OURS: ours}, others, flops=3 * (_of_layer(batch, tokens, width, inner) + more), tolerance=1e-3,
+        {OURS: ours}, others, flops=3 * (_of_layer(batch, tokens, width, inner) + more), tolerance=1e-2,
+        note="Tolerance 0.01: an inner number so near to 0 that rounding decides its sign has a gradient or none.",
     )  # fmt: skip
 
 
