@@ -62,19 +62,20 @@ def prompts(batch: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, PROMPT), generator=torch.Generator().manual_seed(1))
 
 
+def greedy(model: torch_lean.DecoderLM, prompt: torch.Tensor, count: int) -> torch.Tensor:
+    """The prompt and so many tokens after it, each the likeliest."""
+    logits, cache = model.step(prompt, None)
+    found = [prompt, logits[:, -1:].argmax(2)]
+    for _ in range(count - 1):
+        logits, cache = model.step(found[-1], cache)
+        found.append(logits.argmax(2))
+    return torch.cat(found, 1)
+
+
 def torch_lean_greedy(batch: int, count: int) -> Call:
-    """Ours in torch: the likeliest token, one at a time."""
-    model, prompt = torch_lean.DecoderLM(weights(llama()), heads=8), prompts(batch)
-
-    def call() -> torch.Tensor:
-        logits, cache = model.step(prompt, None)
-        found = [prompt, logits[:, -1:].argmax(2)]
-        for _ in range(count - 1):
-            logits, cache = model.step(found[-1], cache)
-            found.append(logits.argmax(2))
-        return torch.cat(found, 1)
-
-    return call
+    """Ours in torch."""
+    model, prompt = torch_lean.DecoderLM(weights(llama()), heads=SIZES["num_attention_heads"]), prompts(batch)
+    return lambda: greedy(model, prompt, count)
 
 
 def numpy_lean_greedy(batch: int, count: int) -> Call:
