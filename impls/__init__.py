@@ -14,6 +14,7 @@ NUMPY = (
     "veriformer.impls.numpy_act",
     "veriformer.impls.numpy_transformer",
     "veriformer.impls.numpy_decoder",
+    "veriformer.impls.numpy_lean",
     "veriformer.impls.numpy_encoder_decoder",
     "veriformer.impls.numpy_universal",
 )
@@ -32,11 +33,14 @@ TORCH = (
     "veriformer.impls.torch_flat",
     "veriformer.impls.torch_act",
     "veriformer.impls.torch_layers",
+    "veriformer.impls.torch_packed",
+    "veriformer.impls.torch_packed_models",
     "veriformer.impls.torch_transformer",
     "veriformer.impls.torch_decoder",
     "veriformer.impls.torch_lean",
     "veriformer.impls.torch_encoder_decoder",
     "veriformer.impls.torch_universal",
+    "veriformer.impls.torch_universal_compacted",
 )
 """Modules behind the registered name `torch`."""
 TRITON = (

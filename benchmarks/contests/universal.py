@@ -11,6 +11,7 @@ wanted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,7 +42,7 @@ def _drawn(batch: int, norm: str) -> tuple[Tensor, Params]:
         return torch.randn(*shape, generator=generator)
 
     def linear(rows: int, columns: int) -> Tensor:
-        return normal(rows, columns) / rows**0.5
+        return normal(rows, columns) / math.sqrt(rows)
 
     attention = {f"w{name}": linear(WIDTH, WIDTH) for name in "qkvo"}
     attention |= {f"b{name}": normal(WIDTH) / 8 for name in "qkvo"}
@@ -50,8 +51,7 @@ def _drawn(batch: int, norm: str) -> tuple[Tensor, Params]:
         quiet[..., [EVEN, ODD, COUNTER]] = 0
     norms = [{"weight": torch.ones(WIDTH), "bias": torch.zeros(WIDTH)} for _ in range(2)]
     x, unit = normal(batch, LENGTH, WIDTH), torch.zeros(WIDTH, 1)
-    steps = torch.distributions.utils.clamp_probs(torch.rand(batch, LENGTH, generator=generator))
-    steps = (1 + torch.floor(steps.log2().neg())).clamp(max=STEPS)
+    steps = (1 - (1 - torch.rand(batch, LENGTH, generator=generator)).log2()).floor().clamp(max=STEPS)
     if norm == "post":
         norms[1]["weight"][[EVEN, ODD]] = GAIN
         x[..., ODD], x[..., EVEN] = 2 ** (-steps - 0.5), -(2 ** (-steps - 0.5))
@@ -72,7 +72,12 @@ class _Dense:
         self.bias = torch.cat([w[f"b{name}"] for name in "qkv"])
 
     def __call__(self, x: Tensor) -> Results:
-        u, running, total, output = x, torch.ones(x.shape[:2], dtype=torch.bool), x.new_zeros(x.shape[:2]), 0.0
+        u, running, total, output = (
+            x,
+            torch.ones(x.shape[:2], dtype=torch.bool),
+            x.new_zeros(x.shape[:2]),
+            x.new_zeros(1),
+        )
         remainder, steps = torch.ones_like(total), torch.zeros(x.shape[:2], dtype=torch.int64)
         places = _signals(torch.arange(x.shape[1]))
         for n in range(1, STEPS + 1):
@@ -90,7 +95,8 @@ class _Dense:
         w, (batch, length, width) = self.layer, z.shape
         z = z.view(-1, width)
         q, k, v = (self._entered(z, "norm1") @ self.packed).add_(self.bias).view(batch, length, 3, HEADS, -1).unbind(2)
-        y = F.scaled_dot_product_attention(*(a.transpose(1, 2) for a in (q, k, v))).transpose(1, 2).reshape(-1, width)
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        y = y.transpose(1, 2).reshape(-1, width)
         z = self._left((y @ w["attention"]["wo"]).add_(w["attention"]["bo"]).add_(z), "norm1")
         f = w["feed_forward"]
         y = (self._entered(z, "norm2") @ f["w1"]).add_(f["b1"]).relu_()
