@@ -21,7 +21,7 @@ import veriformer
 FRONT = {"plugin", "cli", "checking", "conform", "report", "catalogue", "demo", "timing", "history", "__main__"}
 """Modules of veriformer/ that know the laws; what else lies there is the core."""
 DECLARATIONS = {"veriformer.declarations"}
-OF_THIS_REPOSITORY = {("benchmarks", name) for name in ("contests", "studies", "gates")}
+OF_THIS_REPOSITORY = {("benchmarks", name) for name in ("contests", "gates", "gpu", "studies")}
 """What lies in a mapped folder and is not installed."""
 
 
