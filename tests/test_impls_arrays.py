@@ -170,6 +170,20 @@ def test_a_cache_without_room_stays_as_it_was() -> None:
     agree(arrays, before)
 
 
+def test_loops_for_numba_equal_the_reference() -> None:
+    numba_rows = pytest.importorskip("veriformer.impls.numba_rows", reason="needs numba", exc_type=ImportError)
+    x, w, b = drawn((5, 3, 7), (7,), (7,))
+    close(numba_rows.layer_norm(x, w, b), reference.layer_norm(x, w, b))
+    close(numba_rows.rms_norm(x, w), reference.rms_norm(x, w))
+    shapes = ((2, 4, 2, 4), (2, 2, 2, 4), (2, 2, 2, 3), (2, 2, 12, 4), (2, 2, 12, 3))
+    for words in ({}, {"causal": False, "window": (2, 0)}, {"window": (0, None), "scale": -0.5}):
+        arrays = (*drawn(*shapes), np.array([0, 9]))
+        wanted = reference.cached_attention(*(a.copy() for a in arrays), **words)
+        agree(numba_rows.cached_attention(*arrays, **words), wanted)
+    with pytest.raises(ValueError, match="got 9 rows beside 2 new ones, wanted at most 10"):
+        numba_rows.cached_attention(*arrays[:3], *(a[:, :, :10] for a in arrays[3:5]), arrays[5])
+
+
 def gated(params: Any) -> Any:
     """The same weights with rms norms, without biases and with a gate in every feed-forward."""
     layers = []

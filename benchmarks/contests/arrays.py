@@ -1,7 +1,7 @@
 """Contests of those who have NumPy and no torch: attention, norms, softmax and cached decoding on one thread.
 
 Rivals are the formulas as one writes them in NumPy; ONNX Runtime and JAX, which are packages of their own, are shown
-beside them.
+beside them, and so are our loops for numba.
 """
 
 from __future__ import annotations
@@ -12,15 +12,27 @@ from typing import Any
 import numpy as np
 from contest import Call, Contest, Maker
 
-from veriformer.impls import numpy_decoder, numpy_fused, numpy_lean, numpy_plain, numpy_tiled
+from veriformer.impls import numpy_attention, numpy_decoder, numpy_fused, numpy_lean, numpy_plain, numpy_tiled
 
-PLAIN = "plain NumPy"
+PLAIN, NUMBA = "plain NumPy", "numba_rows, extra"
 HEADS, WIDTH, INNER, LAYERS, VOCABULARY, PROMPT = 8, 256, 1024, 4, 1000, 16
 
 
 def drawn(*shape: int, seed: int = 0) -> np.ndarray:
     """Normal numbers in float32."""
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def numba_rows(operation: str, *arrays: np.ndarray) -> Maker:
+    """Our loops that numba compiles."""
+
+    def make() -> Call:
+        from veriformer.impls import numba_rows
+
+        function = getattr(numba_rows, operation)
+        return lambda: function(*arrays)
+
+    return make
 
 
 def jitted(function: Callable[[Any], Callable[..., Any]], *arrays: np.ndarray) -> Maker:
@@ -93,13 +105,16 @@ def _layer_norm(rows: int, width: int) -> Contest:
     x, weight, bias = drawn(rows, width), 1 + drawn(width, seed=1) / 4, drawn(width, seed=2) / 4
     return Contest(
         f"numpy-layer-norm-{rows}x{width}", f"layer norm of {rows} rows of {width}, float32",
-        ours={"numpy:fused": lambda: lambda: numpy_fused.layer_norm(x, weight, bias)},
+        ours={
+            "numpy:fused": lambda: lambda: numpy_fused.layer_norm(x, weight, bias),
+            NUMBA: numba_rows("layer_norm", x, weight, bias),
+        },
         others={
             PLAIN: lambda: lambda: numpy_plain.layer_norm(x, weight, bias),
             "onnxruntime": onnx("LayerNormalization", 1, {"x": x, "weight": weight, "bias": bias}, epsilon=1e-5),
             "jax.jit": jitted(_jax_norm, x, weight, bias),
         },
-        against=PLAIN, flops=8.0 * rows * width, bytes=8.0 * rows * width,
+        against=PLAIN, limits={"numpy:fused": (1.0, PLAIN)}, flops=8.0 * rows * width, bytes=8.0 * rows * width,
     )  # fmt: skip
 
 
@@ -114,6 +129,22 @@ def _softmax(rows: int, width: int) -> Contest:
             "jax.jit": jitted(lambda jax: jax.nn.softmax, x),
         },
         against=PLAIN, flops=5.0 * rows * width, bytes=8.0 * rows * width,
+    )  # fmt: skip
+
+
+def _step(length: int) -> Contest:
+    width, copied = 64, "numpy:attention, which copies the caches"
+    new = [drawn(1, HEADS, 1, width, seed=seed) for seed in range(3)]
+    caches = [drawn(1, HEADS, length + 64, width, seed=seed) for seed in (3, 4)]
+    arrays = (*new, *caches, np.array([length]))
+    return Contest(
+        f"numpy-cached-step-{length}", f"one token behind {length} and its attention, {HEADS} heads of width {width}",
+        ours={
+            "numpy:tiled": lambda: lambda: numpy_tiled.cached_attention(*arrays),
+            NUMBA: numba_rows("cached_attention", *arrays),
+        },
+        others={copied: lambda: lambda: numpy_attention.cached_attention(*arrays)},
+        limits={"numpy:tiled": (1.0, copied)}, flops=4.0 * HEADS * width * length, bytes=8.0 * HEADS * width * length,
     )  # fmt: skip
 
 
@@ -174,6 +205,7 @@ CONTESTS = [
     _attention(1024),
     _layer_norm(2048, 1024),
     _softmax(2048, 1024),
+    _step(1024),
     _decoding(1, 128),
     _decoding(8, 128),
 ]
