@@ -146,7 +146,8 @@ def outcome_of(modules: dict[str, ModuleType], seconds: dict[str, list[float]], 
 def test_limits_hold_the_fastest_of_either_side_against_each_other(modules: dict[str, ModuleType]) -> None:
     seconds = {"a": [3.0, 3.0, 3.0], "b": [2.0, 1.0, 2.0], "c": [4.0, 4.0, 4.0], "d": [5.0, 1.0, 5.0]}
     judged, written = modules["written"].judged, outcome_of(modules, seconds)
-    assert judged(written) == [{"name": "b", "rival": "c", "ratio": 0.5, "limit": 1.0}]
+    quartiles = {"low": 0.375, "high": 0.5}
+    assert judged(written) == [{"name": "b", "rival": "c", "ratio": 0.5, "limit": 1.0, **quartiles}]
     other = outcome_of(modules, seconds, against="d", limit=0.3, limits={"a": (0.5, "c"), "b": (0.9, "a")})
     found = {(one["name"], one["rival"]): (one["ratio"], one["limit"]) for one in judged(other)}
     assert found == {
@@ -155,6 +156,13 @@ def test_limits_hold_the_fastest_of_either_side_against_each_other(modules: dict
         ("b", "a"): (pytest.approx(2 / 3), 0.9),
     }
     assert modules["written"].unjudged(other) == []
+
+
+def test_a_limit_between_lower_quartile_and_median_is_level(modules: dict[str, ModuleType]) -> None:
+    written = modules["written"]
+    for seconds, word in (([1.0, 1.2, 0.8], "kept"), ([1.1, 1.2, 0.8], "level"), ([1.1, 1.2, 1.05], "missed")):
+        (judged,) = written.judged(outcome_of(modules, {"a": seconds, "c": [1.0, 1.0, 1.0]}))
+        assert written.verdict(judged) == word
 
 
 def test_a_limit_without_its_rival_is_not_judged_and_said_so(modules: dict[str, ModuleType]) -> None:
@@ -186,8 +194,8 @@ def test_the_page_has_every_contest_and_every_verdict(
     missed = record(outcome_of(modules, {"a": [3.0], "c": [2.0]}, against="c", limits={"a": (1.0, "d")}), MACHINE, {})
     run.store({"one": kept})
     run.store({"two": missed})
-    page = (tmp_path / "speed.md").read_text()
-    assert "| one | a | c | 0.500 | 1 | kept |" in page and "| two | a | c | 1.500 | 1 | **missed** |" in page
+    page, missed_row = (tmp_path / "speed.md").read_text(), "| two | a | c | 1.500 (1.50 to 1.50) | 1 | **missed** |"
+    assert "| one | a | c | 0.500 (0.50 to 0.50) | 1 | kept |" in page and missed_row in page
     assert "| two | a / d, limit 1: d not timed | | | | not judged |" in page
     assert "## one" in page and "## two" in page and "Said beside." in page and "| **a** | 1 ms | 0.500 |" in page
     assert "Not timed: b: gone is not installed; d: gone is not installed." in page and "cpu x, load 0" in page
@@ -204,7 +212,7 @@ def test_the_terminal_shows_everyone_in_80_columns(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and lines[0] == "toy: sums"
     assert [line.split()[:2] for line in lines[1:3]] == [["*", "a"], ["c", "2.0000"]]
-    assert "    a / c: 0.500, limit 1.0" in lines and "    not judged: a / d, limit 1: d not timed" in lines
+    assert "    a / c: 0.500, limit 1.0, kept" in lines and "    not judged: a / d, limit 1: d not timed" in lines
 
 
 def run_script(*arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -101,8 +101,16 @@ class Outcome:
 
     def ratio(self, name: str, rival: str) -> float:
         """Median over rounds of the time of one by that of the other."""
+        return statistics.median(self._ratios(name, rival))
+
+    def quartiles(self, name: str, rival: str) -> tuple[float, float]:
+        """Quartiles over rounds of the same."""
+        low, high = np.quantile(self._ratios(name, rival), (0.25, 0.75)).tolist()
+        return low, high
+
+    def _ratios(self, name: str, rival: str) -> list[float]:
         one, other = (next(e for e in self.entrants if e.name == wanted) for wanted in (name, rival))
-        return statistics.median(a / b for a, b in zip(one.seconds, other.seconds, strict=True))
+        return [a / b for a, b in zip(one.seconds, other.seconds, strict=True)]
 
     def best(self, own: bool) -> Timed | None:
         """The fastest of ours, or of the others."""

@@ -27,7 +27,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 from contest import Contest, Outcome, hold  # noqa: E402
-from written import markdown, record  # noqa: E402
+from written import markdown, record, verdict  # noqa: E402
 
 from veriformer.benchmarks import limits  # noqa: E402
 
@@ -60,7 +60,8 @@ def shown(outcome: Outcome, rows: dict[str, Any]) -> None:
     for name, reason in {**outcome.absent, **outcome.wrong}.items():
         print(f"    {name[:44]:44} {reason}")
     for judged in rows["limits"]:
-        print(f"    {judged['name']} / {judged['rival']}: {judged['ratio']:.3f}, limit {judged['limit']}")
+        said = f"{judged['ratio']:.3f}, limit {judged['limit']}, {verdict(judged)}"
+        print(f"    {judged['name']} / {judged['rival']}: {said}")
     for words in rows["unjudged"]:
         print(f"    not judged: {words}")
 
@@ -104,7 +105,7 @@ def main() -> int:
         outcome = hold(one)
         rows = record(outcome, machine, facts())
         shown(outcome, rows)
-        missed += sum(judged["ratio"] > judged["limit"] for judged in rows["limits"])
+        missed += sum(verdict(judged) == "missed" for judged in rows["limits"])
         wrong += len(outcome.wrong)
         if given.write:
             store({one.id: rows})

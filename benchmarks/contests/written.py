@@ -39,9 +39,17 @@ def judged(outcome: Outcome) -> list[dict[str, Any]]:
     """Every limit of a contest whose two sides were timed, with the ratio that came."""
     return [
         {"name": name, "rival": other, "ratio": outcome.ratio(name, other), "limit": limit}
+        | dict(zip(("low", "high"), outcome.quartiles(name, other), strict=True))
         for name, other, limit in pairs(outcome)
         if {name, other} <= {one.name for one in outcome.entrants}
     ]
+
+
+def verdict(one: dict[str, Any]) -> str:
+    """Of a limit: kept, missed, or level, where the limit lies above the lower quartile and below the median."""
+    if one["ratio"] <= one["limit"]:
+        return "kept"
+    return "level" if one["low"] <= one["limit"] else "missed"
 
 
 def unjudged(outcome: Outcome) -> list[str]:
@@ -78,18 +86,18 @@ def markdown(records: dict[str, Any]) -> str:
         "Made by `python benchmarks/contests/run.py --write`. CPU time of one process on one thread, in turn, the",
         "median over rounds of the ratio to the fastest of the others; every entrant's results were held against the",
         "first one's before it was timed. Ours are in bold. Limit: what the fastest of ours may take of the rival that",
-        "is named. Floor: the least time that the machine's measured arithmetic and bandwidth allow, where it was",
-        "worked out. Compare times only within a table.",
+        "is named; with the quartiles of the ratio, and level where the lower one keeps the limit and the median does",
+        "not: two calls of the same kernel come out like that. Floor: the least time that the machine's measured",
+        "arithmetic and bandwidth allow, where it was worked out. Compare times only within a table.",
         "",
         "| contest | ours | rival | ratio | limit | |",
         "|---|---|---|---|---|---|",
     ]
     for name, rows in records.items():
         for one in rows["limits"]:
-            verdict = "kept" if one["ratio"] <= one["limit"] else "**missed**"
-            lines.append(
-                f"| {name} | {one['name']} | {one['rival']} | {one['ratio']:.3f} | {one['limit']:g} | {verdict} |"
-            )
+            word = {"missed": "**missed**"}.get(verdict(one), verdict(one))
+            ratio = f"{one['ratio']:.3f} ({one['low']:.2f} to {one['high']:.2f})"
+            lines.append(f"| {name} | {one['name']} | {one['rival']} | {ratio} | {one['limit']:g} | {word} |")
         lines += [f"| {name} | {words} | | | | not judged |" for words in rows["unjudged"]]
     for name, rows in records.items():
         lines += ["", *section(name, rows)]

@@ -13,8 +13,8 @@ import numpy as np
 
 from veriformer.boundary import Request
 from veriformer.calling import arguments
-from veriformer.frameworks import constant_axis
 from veriformer.given_models import KINDS
+from veriformer.layouts import constant_axis
 from veriformer.models import model_arguments, program_of
 from veriformer.operation import PARAMS
 from veriformer.operations import OPERATIONS
