@@ -219,3 +219,60 @@ def test_one_thread_is_what_the_target_gets(tmp_path: Path, monkeypatch: pytest.
     one = import_of(f"import os\nassert os.environ['OMP_NUM_THREADS'] == '1'{SOFTMAX}", tmp_path)
     one.close()
     assert os.environ["OMP_NUM_THREADS"] == "7" and isinstance(one.process, subprocess.Popen)
+
+
+ONE_PROCESS = """
+import os
+FRAMEWORK = "torch"
+PID = os.getpid()
+
+def softmax(x):
+    if os.getpid() != PID:
+        raise AssertionError("this is a fork")
+    return x.softmax(-1)
+
+def crash(x):
+    os._exit(3)
+
+def spoil(x):
+    from veriformer.frameworks import Torch
+    Torch.trouble = lambda self: "AcceleratorError: CUDA error: an illegal memory access was encountered"
+    raise RuntimeError("CUDA error")  # taken by itself, it were a case that is refused
+
+VARIANTS = {name: {"softmax": f} for name, f in {"softmax": softmax, "crash": crash, "spoil": spoil}.items()}
+"""
+
+
+def test_what_has_used_a_device_is_not_forked(tmp_path: Path) -> None:
+    """A GPU's driver refuses all work in a fork of a process that has used it."""
+    pytest.importorskip("torch")
+    path = tmp_path / "one.py"
+    path.write_text(ONE_PROCESS)
+    for device, kind in (("cpu", "refused"), ("cpu:0", "ok")):
+        one = Remote(str(path), Options(device=device))
+        try:
+            assert call(one, "softmax").kind == kind
+            assert call(one, "crash").kind == "crash"
+            assert call(one, "softmax").kind == kind
+            spoiled = call(one, "spoil")
+            assert spoiled.kind == "crash" and "illegal memory access" in spoiled.message
+            assert call(one, "softmax").kind == kind
+        finally:
+            one.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("os._exit(0)", "exit code 0"), ("os.abort()", "SIGABRT"), ("time.sleep(60)", "more than 1 s")]
+)
+def test_an_import_that_ends_or_hangs_on_a_device_is_one_line(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(isolate, "IMPORT_PATIENCE", 1.0 if "sleep" in line else 60.0)
+    pids = tmp_path / "pid"
+    path = tmp_path / "ends.py"
+    path.write_text(f"import os, time\nopen({str(pids)!r}, 'w').write(str(os.getpid()))\n{line}\n")
+    with pytest.raises(WorkerLost, match=said):
+        Remote(str(path), Options(device="cpu:0"))
+    if pids.exists():
+        assert gone(int(pids.read_text()))

@@ -96,6 +96,10 @@ class Numpy:
         """Versions for the header."""
         return {"numpy": np.__version__}
 
+    def trouble(self) -> str:
+        """Why nothing more can be called; memory of the CPU never says."""
+        return ""
+
     def given(self, kind: str, arrays: Sequence[Any]) -> Any:
         """A small model or step of ours that a function under test is given."""
         return given(kind, arrays)
@@ -260,6 +264,16 @@ class Torch:
         elif self.device != "cpu":
             found["device"] = self.device
         return found
+
+    def trouble(self) -> str:
+        """Why nothing more can be called, as after a kernel that reads where it must not; "" where all is well."""
+        if self.device.startswith("cuda"):
+            try:
+                self.torch.cuda.synchronize(self.device)
+                self.torch.zeros(1, device=self.device).cpu()
+            except RuntimeError as error:
+                return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return ""
 
     def given(self, kind: str, arrays: Sequence[Any]) -> Any:
         """A small model or step of ours that a function under test is given."""

@@ -2,7 +2,9 @@
 
 `python -m veriformer.isolate` imports the target once and then forks a child for the calls; when a
 child dies, the next one is there in milliseconds. The judging process need not import the target's
-framework, and nothing of the user's __main__ is imported.
+framework, and nothing of the user's __main__ is imported. A GPU's driver does not live on in a fork:
+for a device other than the CPU each child imports the target itself, and so does one that only
+describes it.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from typing import Any
 
 from veriformer.boundary import Outcome, Request, describe_error
 from veriformer.calling import UsageError
-from veriformer.targets import Description, Options, load
+from veriformer.targets import Description, Loaded, Options, load
 
 IMPORT_PATIENCE = 300.0
 CALL_PATIENCE = 20.0
 """Seconds a call may take before the first hang; after one, 20 times the slowest good call."""
+DESCRIBED = 86
+"""Exit code of a child that has said what the target is."""
 MARK = "VERIFORMER_WORKER"
 """Set in a worker, so that a target that starts a run when imported does not start workers without end."""
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -89,6 +93,7 @@ class Remote:
                 "put that call under `if __name__ == '__main__':`"
             )
         self.target, self.patience, self.hung, self.slowest = target, patience, False, 0.0
+        self.imports = options.device != "cpu"
         ours, theirs = socket.socketpair()
         self.output = tempfile.TemporaryFile()
         environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), MARK: "1"}
@@ -154,6 +159,8 @@ class Remote:
             return Outcome("timeout", f"no answer within {limit:.3g} s")
         except (EOFError, OSError, pickle.UnpicklingError):
             return Outcome("crash", f"the process ended: {exit_words(self._reap())}")
+        if outcome.kind == "crash":  # the device works no more for this process
+            self._kill()
         self.slowest = max(self.slowest, outcome.seconds)
         return outcome
 
@@ -166,7 +173,18 @@ class Remote:
             theirs.close()
             self.pid = self.control.recv()
             self.child = Channel(ours)
+            if self.imports:
+                self._await_import(self.child)
         return self.child
+
+    def _await_import(self, child: Channel) -> None:
+        """A child that imports the target says when it has; what else becomes of it, fetching the outcome says."""
+        try:
+            child.receive(IMPORT_PATIENCE)
+        except TimeoutError:
+            os.kill(self.pid, signal.SIGKILL)
+        except (EOFError, OSError):
+            pass
 
     def _kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -207,15 +225,56 @@ def main() -> None:
     control = Connection(int(sys.argv[1]))
     target, options, folder = control.recv()
     sys.path[:] = [p for p in sys.path if p]
+    if options.device == "cpu":
+        loaded = _described(control, target, options, folder)
+        if loaded is not None:
+            _serve_forks(control, lambda: loaded)
+        return
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401  (no child has to, and it leaves the driver alone)
+    child = os.fork()
+    if child == 0:
+        _described(control, target, options, folder)
+        os._exit(DESCRIBED)
+    code = _exit_code(control, child)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    if code != DESCRIBED:
+        sys.exit(code)
+    _serve_forks(control, lambda: _loaded(target, options, folder), ready=True)
+
+
+def _loaded(target: str, options: Options, folder: str) -> dict[str, Loaded]:
+    return {one.description.name: one for one in load(target, options, folder)}
+
+
+def _described(control: Connection, target: str, options: Options, folder: str) -> dict[str, Loaded] | None:
+    """Import the target and say what it is, or what went wrong."""
     try:
-        loaded = {one.description.name: one for one in load(target, options, folder)}
+        loaded = _loaded(target, options, folder)
     except UsageError as error:
         control.send(error)
-        return
+        return None
     except BaseException as error:
         control.send(UsageError(f"importing {target} failed: {describe_error(error)}"))
-        return
+        return None
     control.send([one.description for one in loaded.values()])
+    return loaded
+
+
+def _exit_code(control: Connection, child: int) -> int:
+    """How a child ended, which is killed where nobody waits any more for what it says."""
+    with socket.socket(fileno=os.dup(control.fileno())) as peeked:
+        while True:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            if control.poll(0.02) and not peeked.recv(1, socket.MSG_PEEK):
+                os.kill(child, signal.SIGKILL)
+
+
+def _serve_forks(control: Connection, loaded: Callable[[], dict[str, Loaded]], ready: bool = False) -> None:
+    """Fork a child when asked to, until nobody is there to ask. ready: the child says when it can be called."""
     gc.freeze()  # or each collection in a child would copy every page that it shares with this process
     child = 0
     while True:
@@ -227,31 +286,36 @@ def main() -> None:
                 os.kill(child, signal.SIGKILL)
             return
         if message == "fork":
-            child = _fork(control, loaded)
+            child = _fork(control, loaded, ready)
         else:
             _, status = os.waitpid(message[1], 0)
             child = 0
             control.send(os.waitstatus_to_exitcode(status))
 
 
-def _fork(control: Connection, loaded: dict[str, Any]) -> int:
+def _fork(control: Connection, loaded: Callable[[], dict[str, Loaded]], ready: bool) -> int:
     with socket.socket(fileno=os.dup(control.fileno())) as carrier:
         _, (handle,), _, _ = socket.recv_fds(carrier, 1, 1)
     pid = os.fork()
     if pid == 0:
         control.close()
-        serve(Channel(socket.socket(fileno=handle)), loaded)
+        channel, named = Channel(socket.socket(fileno=handle)), loaded()
+        if ready:
+            channel.send("ready")
+        serve(channel, named)
         os._exit(0)
     os.close(handle)
     control.send(pid)
     return pid
 
 
-def serve(channel: Channel, loaded: dict[str, Any]) -> None:
+def serve(channel: Channel, loaded: dict[str, Loaded]) -> None:
     """Answer calls until the other side hangs up."""
     while True:
         try:
             name, operation, request = channel.receive()
         except (EOFError, OSError):
             return
-        channel.send(loaded[name].boundaries[operation].cross(request))
+        boundary = loaded[name].boundaries[operation]
+        outcome, trouble = boundary.cross(request), boundary.framework.trouble()
+        channel.send(Outcome("crash", trouble) if trouble else outcome)
