@@ -65,13 +65,13 @@ def inferring(function: Callable[[], Any]) -> Call:
 
 
 def attention(x: Tensor, memory: Tensor, module: nn.MultiheadAttention, *, naive: bool = False, **words: Any) -> Tensor:
-    """Attention as it is written around scaled_dot_product_attention, or without it."""
-    wq, wk, wv = module.in_proj_weight.chunk(3)
-    bq, bk, bv = module.in_proj_bias.chunk(3)
-    split = [
-        F.linear(rows, w, b).unflatten(2, (module.num_heads, -1)).transpose(1, 2)
-        for rows, w, b in ((x, wq, bq), (memory, wk, bk), (memory, wv, bv))
-    ]
+    """Attention as it is written around scaled_dot_product_attention, or without it; to itself by one projection."""
+    width, w, b = x.shape[2], module.in_proj_weight, module.in_proj_bias
+    if memory is x:
+        projected = F.linear(x, w, b).chunk(3, 2)
+    else:
+        projected = (F.linear(x, w[:width], b[:width]), *F.linear(memory, w[width:], b[width:]).chunk(2, 2))
+    split = [rows.unflatten(2, (module.num_heads, -1)).transpose(1, 2) for rows in projected]
     out = _naive_attention(*split) if naive else F.scaled_dot_product_attention(*split, **words)
     return F.linear(out.transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)
 
