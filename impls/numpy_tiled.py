@@ -270,6 +270,7 @@ class _Problem:
 def _attend(one: _Problem) -> tuple[NDArray, NDArray]:
     """The outputs [B,H,Tq,Dv] and logsumexps [B,H,Tq], unrounded."""
     batch, groups, ratio, length, _ = one.q.shape
+    heads = groups * ratio
     out = np.empty((*one.q.shape[:4], one.v.shape[-1]), one.q.dtype)
     lse = np.empty((*one.q.shape[:4], 1), one.q.dtype)
     scratch = one.scratch()
@@ -285,7 +286,7 @@ def _attend(one: _Problem) -> tuple[NDArray, NDArray]:
             fade = np.exp(m - top)
             whole = total * fade + np.exp(one.sink[g] - top)
             np.multiply(o.reshape(out[place].shape), fade / np.where(whole == 0, 1, whole), out=out[place])
-    return out.reshape(batch, -1, length, out.shape[-1]), lse.reshape(batch, -1, length)
+    return out.reshape(batch, heads, length, out.shape[-1]), lse.reshape(batch, heads, length)
 
 
 def _tile(one: _Problem, tile: Tile, scratch: NDArray) -> tuple[NDArray, NDArray, NDArray]:
@@ -342,7 +343,7 @@ def _add_spread(total: NDArray, part: NDArray, place: tuple[slice, ...]) -> None
 
 def _split(a: NDArray, groups: int) -> NDArray:
     """[B,H,..] -> [B,G,R,..]; heads of length 1 -> [B,1,1,..]."""
-    return a[:, None] if a.shape[1] == 1 else a.reshape(a.shape[0], groups, -1, *a.shape[2:])
+    return a[:, None] if a.shape[1] == 1 else a.reshape(a.shape[0], groups, a.shape[1] // groups, *a.shape[2:])
 
 
 def _folded(a: NDArray) -> NDArray:

@@ -22,6 +22,8 @@ from veriformer.declarations import Capabilities
 FRAMEWORK = "torch"
 WIDEST = 256
 """Width of a head that a program holds at most."""
+MOST_HEADS = 65535
+"""Heads of all sequences: a grid on a GPU is no longer along its second axis."""
 LENGTHS = ["queries", "keys"]
 """Arguments that change from call to call, for which nothing is compiled anew."""
 
@@ -291,6 +293,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q, k, v: got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}, wanted equal widths, lengths, dtypes")
     if q.shape[1] % k.shape[1] or not 0 < max(q.shape[3], v.shape[3]) <= WIDEST:
         raise ValueError(f"heads, widths: got {[*q.shape]}, {[*k.shape]}, wanted H a multiple of G, D up to {WIDEST}")
+    if q.shape[0] * q.shape[1] > MOST_HEADS:
+        raise ValueError(f"q: got {[*q.shape]}, wanted at most {MOST_HEADS} heads in all")
 
 
 # the interpreter computes with the bits of bfloat16 numbers as if they were integers

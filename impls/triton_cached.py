@@ -22,6 +22,8 @@ WIDEST = 256
 """Width of a head that a program holds at most."""
 MOST_PARTS = 32
 """Among how many programs the keys of a sequence are divided at most."""
+MOST_HEADS = 65535
+"""Key heads of all sequences: a grid on a GPU is no longer along its second axis."""
 
 
 @triton.jit
@@ -55,12 +57,12 @@ def append_kernel(
 def part_kernel(
     q_ptr, k_ptr, v_ptr, lengths_ptr, out_ptr, lse_ptr,
     q_b, q_h, q_t, k_b, k_g, k_t, v_b, v_g, v_t,
-    groups, shared, new, width, value_width, scale,
+    groups, shared, new, capacity, width, value_width, scale,
     CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Part program_id(2) of the keys, seen by block program_id(0) of the queries that share key head program_id(1).
 
-    out and the logsumexp (to base 2) of these keys alone; an empty part has 0 and -inf.
+    out and the logsumexp (to base 2) of these keys alone; an empty part has 0 and -inf. No row behind a cache is read.
     Source: Dao et al. 2023 (Flash-Decoding).
     """
     tl.static_assert(M >= 16 and N >= 16 and D >= 16 and DV >= 16, "tl.dot takes sizes from 16")
@@ -70,9 +72,10 @@ def part_kernel(
     rows = tl.program_id(0) * M + tl.arange(0, M)
     inside = rows < shared * new
     length = tl.load(lengths_ptr + b).to(tl.int32)
-    keys = length + new
+    keys = tl.minimum(length + new, capacity)
     each = tl.cdiv(tl.cdiv(keys, parts), N) * N
-    q = _tile(q_ptr + b * q_b + g * shared * q_h, (rows // new) * q_h + (rows % new) * q_t, inside, width, 1, D)
+    places = (rows // new).to(tl.int64) * q_h + (rows % new).to(tl.int64) * q_t
+    q = _tile(q_ptr + b * q_b + g * shared * q_h, places, inside, width, 1, D)
     last = tl.zeros([M], tl.int32) + (keys - 1)
     if CAUSAL:
         last = length + rows % new
@@ -138,7 +141,8 @@ def cached_attention(
     q[B,H,m,D], k_new[B,G,m,D], v_new[B,G,m,Dv], caches [B,G,C,D] and [B,G,C,Dv], lengths[B]
     -> (out[B,H,m,Dv], k_cache, v_cache); row lengths[b] + i = new row i, where query i stands
     Source: Dao et al. 2023 (Flash-Decoding); Kwon et al. 2023 (PagedAttention), section 4.1, for caches in place.
-    Rows beyond the capacity are dropped without a word: to compare lengths would stop the GPU at every step.
+    Rows beyond the capacity are dropped without a word, and none is read: to compare lengths would stop the GPU at
+    every step.
     Raises ValueError for a dtype, a width, a layout of the caches or a device that the kernels do not take.
     """
     _check(q, k_new, v_new, k_cache, v_cache)
@@ -160,7 +164,7 @@ def cached_attention(
             )  # fmt: skip
         part_kernel[(blocks, batch * groups, parts)](
             q, k_cache, v_cache, lengths, partial, lse, *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
-            groups, shared, new, width, value_width, scale, CAUSAL=causal, D=d, DV=dv, M=m, N=n,
+            groups, shared, new, capacity, width, value_width, scale, CAUSAL=causal, D=d, DV=dv, M=m, N=n,
         )  # fmt: skip
         join_kernel[(triton.cdiv(rows_in_all, m),)](
             partial, lse, out, rows_in_all, parts, value_width, PARTS=triton.next_power_of_2(parts), M=m, DV=dv
@@ -171,7 +175,7 @@ def cached_attention(
 def _parts(q: Tensor, programs: int, blocks: int) -> int:
     """Parts of the keys: two programs for each of the GPU's multiprocessors, but no part without a block of keys."""
     wanted = 4 if INTERPRETED else 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
-    return max(1, min(triton.cdiv(wanted, programs), blocks, MOST_PARTS))
+    return max(1, min(triton.cdiv(wanted, max(programs, 1)), blocks, MOST_PARTS))
 
 
 def _check(q: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -186,6 +190,8 @@ def _check(q: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Te
         raise ValueError("caches: got rows that are not contiguous, wanted stride 1 along the last axis")
     if q.shape[1] % k_cache.shape[1] or not 0 < max(q.shape[3], v_cache.shape[3]) <= WIDEST:
         raise ValueError(f"heads, widths: got {[*q.shape]}, {[*v_cache.shape]}, wanted G dividing H, D up to {WIDEST}")
+    if k_cache.shape[0] * k_cache.shape[1] > MOST_HEADS:
+        raise ValueError(f"caches: got {[*k_cache.shape]}, wanted at most {MOST_HEADS} key heads in all")
 
 
 # the interpreter computes with the bits of bfloat16 numbers as if they were integers

@@ -81,6 +81,14 @@ def test_gradients_of_attention_equal_those_of_the_whole_matrix(sight: str, monk
         agree(getattr(numpy_tiled, vjp)(cotangent, *arrays, **words), wanted)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (3, 0)])
+def test_attention_without_queries_or_without_keys(queries: int, keys: int) -> None:
+    q, k, v, bias = drawn((2, 4, queries, 3), (2, 2, keys, 3), (2, 2, keys, 5), (1, 4, queries, keys))
+    out, lse = numpy_tiled.attention_with_lse(q, k, v, bias=bias)
+    assert out.shape == (2, 4, queries, 5) and lse.shape == (2, 4, queries)
+    assert not out.any() and np.isneginf(lse).all()
+
+
 def test_tiles_of_keys_that_are_hidden_whole_are_not_read() -> None:
     q, k, v = (RNG(0).standard_normal((1, 1, 600, 4)) for _ in range(3))
     k[:, :, 512:], v[:, :, 512:] = np.nan, np.nan
