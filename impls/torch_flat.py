@@ -71,6 +71,16 @@ class FlatAdamW(torch.optim.AdamW):
         pairs = zip(self._starts, self.parameters, strict=False)
         return [flat.detach()[start : start + p.numel()].view(p.shape) for start, p in pairs]
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """For torch.optim.Optimizer's own use. Raises ValueError afterwards, for one buffer is one group."""
+        if self.param_groups:
+            raise ValueError("add_param_group: got another group, wanted an optimizer of its own for it")
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Raises TypeError, for a copy's parameters would not lie in its buffer."""
+        raise TypeError("FlatAdamW cannot be copied or pickled; save state_dict(), and load it into one of the copies")
+
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Fill all gradients with zeros, in one pass.
 
@@ -95,7 +105,7 @@ class FlatAdamW(torch.optim.AdamW):
         assert flat is not None
         parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in flat.split(CHUNK)]
         norm = torch.linalg.vector_norm(torch.stack(parts))
-        if not norm <= max_norm:
+        if not (norm <= max_norm and norm.isfinite()):
             flat.mul_(max_norm / norm if norm.isfinite() else math.nan)
         return norm
 
@@ -149,7 +159,7 @@ class FlatAdamW(torch.optim.AdamW):
 
 def _before(own: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """A hook, for each override of `step` costs as much time as what torch wraps around it."""
-    if len(args) > 1 or keywords:
+    if any(one is not None for one in (*args[1:], *keywords.values())):
         raise TypeError("step: got a closure, wanted none: call it before")
     own._check_views()
 

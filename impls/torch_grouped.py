@@ -30,8 +30,15 @@ def attention(
     window: (keys before a query that it sees, keys behind it), None for all
     Source: Ainslie et al. 2023 (GQA), section 2.2; Beltagy et al. 2020 (Longformer), section 3.1. A row that may see
     nothing gives zeros.
+    Raises ValueError where G does not divide H, and for a window below 0.
     """
     (queries, keys), (left, right) = (q.shape[2], k.shape[2]), window or (None, None)
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"heads: got {q.shape[1]} of queries and {k.shape[1]} of keys, wanted a multiple of those")
+    if min(left or 0, right or 0) < 0:
+        raise ValueError(f"window: got {window}, wanted two numbers of keys >= 0, or None for no limit")
+    if queries == 0:
+        return _rows(q, k, v, None, scale)
     if queries == 1:  # it sits at the last key
         right = None
     elif causal:
@@ -66,7 +73,7 @@ def cached_attention(
     -> (out[B,H,m,Dv], k_cache, v_cache); with block_table[B,P] the caches are [blocks,G,S,..]
     row lengths[b] + i = new row i; query i, at that position, sees the rows up to it (causal) or all
     Source: Pope et al. 2022, section 3.3; Kwon et al. 2023 (PagedAttention), section 4.1.
-    Raises ValueError where lengths[b] + m exceeds the capacity.
+    Raises ValueError where lengths[b] + m exceeds the capacity, for lengths below 0, and as attention does.
     """
     new, caches = q.shape[2], (k_cache, v_cache)
     starts = append(k_new, v_new, k_cache, v_cache, lengths, block_table=block_table)
@@ -90,10 +97,12 @@ def append(
     k_new[B,G,m,D], v_new[B,G,m,Dv], caches, lengths and block_table as of cached_attention
     row lengths[b] + i = new row i
     Source: Pope et al. 2022, section 3.3.
-    Raises ValueError where lengths[b] + m exceeds the capacity; nothing is written then.
+    Raises ValueError where lengths[b] + m exceeds the capacity, or lengths[b] < 0; nothing is written then.
     """
     starts, new, slots = lengths.tolist(), k_new.shape[2], k_cache.shape[2]
     capacity = slots if block_table is None else slots * block_table.shape[1]
+    if min(starts) < 0:
+        raise ValueError(f"lengths: got {min(starts)}, wanted numbers of rows >= 0")
     if max(starts) + new > capacity:
         raise ValueError(f"lengths: got {max(starts)} rows beside {new} new ones, wanted at most {capacity}")
     pairs = ((k_cache, k_new), (v_cache, v_new))
@@ -152,7 +161,7 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float | N
     if seen is not None and seen.ndim == 4 and seen.shape[1] > 1:
         seen = seen.reshape(-1, groups, heads // groups, seen.shape[3])
     rows = q.reshape(batch, groups, heads // groups * queries, width)
-    return F.scaled_dot_product_attention(rows, k, v, seen, scale=scale).reshape(batch, heads, queries, -1)
+    return F.scaled_dot_product_attention(rows, k, v, seen, scale=scale).reshape(batch, heads, queries, v.shape[3])
 
 
 VARIANTS = {"grouped": {"attention": attention}, "append": {"cached_attention": cached_attention}}

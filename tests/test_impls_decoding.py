@@ -64,6 +64,24 @@ def test_grouped_attention_equals_the_reference_beyond_one_block(words: dict[str
         close(got, reference.attention(*arrays, **given))
 
 
+@pytest.mark.parametrize("words", SIGHTS[:5], ids=str)
+def test_no_queries_and_no_samples_give_nothing(words: dict[str, Any]) -> None:
+    for batch, queries, keys in ((2, 0, 5), (2, 0, 0), (0, 3, 5)):
+        arrays = [draw(batch, 4, queries, 6), draw(batch, 2, keys, 6), draw(batch, 2, keys, 5)]
+        got = torch_grouped.attention(*map(torch.tensor, arrays), **words)
+        assert got.shape == reference.attention(*arrays, **words).shape
+    given = [torch.tensor(array) for array in cached_inputs(0)]
+    assert torch_grouped.cached_attention(*given, torch.tensor([1, 0, 2]), **words)[0].shape == (3, 4, 0, 5)
+
+
+def test_heads_and_windows_that_make_no_sense_are_refused() -> None:
+    q, three, two = (torch.zeros(1, heads, 2, 4) for heads in (4, 3, 2))
+    with pytest.raises(ValueError, match="heads: got 4 of queries and 3 of keys"):
+        torch_grouped.attention(q, three, three)
+    with pytest.raises(ValueError, match=r"window: got \(-1, 3\), wanted two numbers of keys >= 0"):
+        torch_grouped.attention(q, two, two, window=(-1, 3))
+
+
 def test_a_window_costs_what_it_shows(seen: list[tuple[Any, Any]]) -> None:
     q, k = torch.zeros(1, 4, 640, 8), torch.zeros(1, 2, 640, 8)
     torch_grouped.attention(q, k, k, causal=True, window=(31, 0))
@@ -112,6 +130,8 @@ def test_what_does_not_fit_a_cache_is_refused_and_leaves_it_as_it_was() -> None:
     before = given[3].clone()
     with pytest.raises(ValueError, match="got 39 rows beside 2 new ones, wanted at most 40"):
         torch_grouped.cached_attention(*given, torch.tensor([1, 39, 2]))
+    with pytest.raises(ValueError, match="lengths: got -1, wanted numbers of rows >= 0"):
+        torch_grouped.cached_attention(*given, torch.tensor([1, 3, -1]))
     assert torch.equal(given[3], before)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -145,10 +147,10 @@ def test_a_norm_is_not_lost_with_its_squares_and_nothing_hides_what_is_not_finit
     p.grad.copy_(torch.tensor([3e25, 4e25]))
     assert float(own.clip(1.0)) == pytest.approx(5e25)
     torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]))
-    for value in (torch.inf, torch.nan):
+    for value, max_norm in itertools.product((torch.inf, torch.nan), (1.0, torch.inf)):
         p.grad.fill_(1.0)
         q.grad.fill_(value)
-        own.clip(1.0)
+        own.clip(max_norm)
         assert p.grad.isnan().all() and q.grad.isnan().all()
 
 
@@ -214,6 +216,11 @@ def test_calls_that_make_no_sense_are_refused() -> None:
         own.clip(-1)
     with pytest.raises(TypeError, match="step: got a closure, wanted none"):
         own.step(lambda: 1.0)
+    with pytest.raises(ValueError, match="add_param_group: got another group, wanted an optimizer of its own"):
+        own.add_param_group({"params": [leaf(3)]})
+    with pytest.raises(TypeError, match="cannot be copied or pickled; save state_dict()"):
+        copy.deepcopy(own)
+    own.step(None)  # as those who wrap optimizers write it
 
 
 def saved_of(shapes: tuple[tuple[int, ...], ...], **words: Any) -> dict[str, Any]:
