@@ -81,6 +81,31 @@ def test_what_takes_too_long_is_ended(script: Any) -> None:
     assert script.finished(says, 30) == "two"
 
 
+BREAKS = """
+import ctypes, json, sys, time
+first = int(sys.argv[3])
+for number in range(first, 6):
+    if number == 1:
+        ctypes.string_at(0)
+    if number == 4:
+        time.sleep(60)
+    print(json.dumps({"number": number, "said": "CUDA error" if number == 2 else ""}), flush=True)
+    if number == 2:
+        print("again")
+        break
+"""
+
+
+def test_a_row_that_breaks_or_hangs_costs_itself(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    monkeypatch.setattr(script, "TIMED", tmp_path / "breaks.py")
+    monkeypatch.setattr(script, "RESERVE", 3.0)
+    rows = script.times("cpu", 12.0, True)
+    assert [row.get("number") for row in rows[:5]] == [0, None, 2, 3, None]
+    assert rows[1]["said"] == "exit code -11" and rows[4]["said"].startswith("no answer within")
+    assert {row["said"] for row in rows[5:]} == {"not run: time is over"} and len(rows) > 6
+
+
 def test_failures_are_on_the_page_with_what_they_say(script: Any) -> None:
     rows = [
         {"implementation": "a:b", "operation": "softmax", "dtype": "float16", "law": "softmax/sums-to-one",

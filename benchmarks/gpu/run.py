@@ -11,9 +11,11 @@ there is no CUDA device.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +28,7 @@ from typing import Any
 from page import NOT_RUN, markdown
 
 REPORTS = Path(__file__).parents[2] / "reports"
+TIMED = Path(__file__).with_name("timed.py")
 DTYPES = "float32,float16,bfloat16"
 TARGETS = (("triton",), ("torch_cuda",), ("torch:functional", "torch:rows", "torch:default", "torch:append"))
 """What is judged, in this order, those of a row by one process."""
@@ -63,11 +66,40 @@ def checked(targets: tuple[str, ...], words: list[str], seconds: float) -> list[
     return summed(report["rows"])
 
 
-def finished(command: list[str], seconds: float) -> str:
+def times(device: str, seconds: float, dry: bool) -> list[dict[str, Any]]:
+    """All rows of timings, by a process that is ended when time is over; if it breaks, it costs the row it is at."""
+    from timed import timings
+
+    end, found = time.monotonic() + seconds, []
+    while True:
+        left = end - time.monotonic()
+        words = [device, f"{left - RESERVE:.1f}", str(len(found)), *(["tiny"] if dry else [])]
+        rows, again, said = printed([sys.executable, str(TIMED), *words], max(left, 1.0))
+        found += rows
+        rest = [dataclasses.asdict(row) for row in timings(device, -math.inf, dry, len(found))]
+        if not rest:
+            return found
+        if not again:
+            found.append({**rest.pop(0), "said": said})
+        if end - time.monotonic() < RESERVE:
+            return found + rest
+
+
+def printed(command: list[str], seconds: float) -> tuple[list[dict[str, Any]], bool, str]:
+    """The rows that timed.py prints, whether it is to be called again for those that follow, and how it ended."""
+    from timed import AGAIN
+
+    with tempfile.TemporaryFile("w+") as file:
+        said = finished(command, seconds, file)
+        file.seek(0)
+        lines = [line for line in file.read().splitlines(keepends=True) if line.endswith("\n")]
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    return rows, f"{AGAIN}\n" in lines, said
+
+
+def finished(command: list[str], seconds: float, output: Any = subprocess.DEVNULL) -> str:
     """The last line that a command prints as an error; it is ended, with what it started, when time is over."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         _, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -100,18 +132,16 @@ def facts(device: str) -> dict[str, Any]:
     if device.startswith("cuda"):
         found |= {"gpu": torch.cuda.get_device_name(device), "l2_bytes": l2_bytes(device), "cuda": torch.version.cuda}
     for name in ("triton", "veriformer"):
-        found[name] = importlib.metadata.version(name)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return found
 
 
 def run(device: str, seconds: float, dry: bool) -> dict[str, Any]:
     """Everything, as the report holds it."""
-    from timed import timings
-
     start = time.monotonic()
     record: dict[str, Any] = {"facts": facts(device), "verdicts": verdicts(device, seconds * SHARE, dry)}
-    deadline = start + seconds - RESERVE
-    record["timings"] = [dataclasses.asdict(row) for row in timings(device, deadline, tiny=dry)]
+    record["timings"] = times(device, start + seconds - time.monotonic(), dry)
     return {**record, "seconds": round(time.monotonic() - start, 1), "budget": seconds}
 
 

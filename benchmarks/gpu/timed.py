@@ -2,15 +2,20 @@
 
 An implementation is judged first, at a smaller size that takes the same way through its kernels, by the package's
 reference and budgets, in memory that NaN has just been freed from; what is wrong is not timed.
+
+python timed.py DEVICE SECONDS FIRST [tiny] prints the rows from number FIRST on, one a line, as JSON. It ends early,
+with a line AGAIN, where a row has left the device in a state in which nothing works any more in this process.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +25,14 @@ from veriformer.benchmarks import judging
 from veriformer.benchmarks.implementations import Absent, Prepared
 from veriformer.benchmarks.workloads import Workload, normal, rows
 from veriformer.boundary import describe_error
+from veriformer.frameworks import framework_named
 from veriformer.targets import Options, load
 
 CALLS = 100
 """Of each the median is taken."""
 MOST_COPIES = 16
+AGAIN = "again"
+"""What is printed last where the rows that follow need a new process."""
 Call = Callable[[], Any]
 
 
@@ -158,17 +166,20 @@ def works(tiny: bool) -> list[Work]:
     return found[:5] if tiny else found
 
 
-def timings(device: str, deadline: float, tiny: bool = False) -> Iterator[Row]:
-    """Rows of all works, 16-bit dtypes first, until time.monotonic() reaches the deadline; then why the others lack."""
+def timings(device: str, deadline: float, tiny: bool = False, first: int = 0) -> Iterator[Row]:
+    """Rows of all works, 16-bit dtypes first, until time.monotonic() reaches the deadline; then why the others lack.
+
+    first: the number of the first row that is wanted.
+    """
     count, dtypes = (1, ("float32",)) if tiny else (CALLS, ("float16", "bfloat16", "float32"))
-    for work, dtype in itertools.product(works(tiny), dtypes):
-        for name in work.who:
-            row = Row(work.timed.id, name, dtype, work.timed.sizes)
-            if time.monotonic() > deadline:
-                row.said = "not run: time is over"
-            else:
-                _fill(row, work, device, count)
-            yield row
+    every = ((work, dtype, name) for work, dtype in itertools.product(works(tiny), dtypes) for name in work.who)
+    for work, dtype, name in itertools.islice(every, first, None):
+        row = Row(work.timed.id, name, dtype, work.timed.sizes)
+        if time.monotonic() > deadline:
+            row.said = "not run: time is over"
+        else:
+            _fill(row, work, device, count)
+        yield row
 
 
 def _fill(row: Row, work: Work, device: str, count: int) -> None:
@@ -251,3 +262,17 @@ def _copies(one: Workload, device: str) -> int:
 def l2_bytes(device: str) -> int:
     """What the GPU's L2 holds."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.startswith("cuda") else 0
+
+
+def main(device: str, seconds: str, first: str, *tiny: str) -> None:
+    """Print rows, each as soon as it is there."""
+    framework = framework_named("torch", device)
+    for row in timings(device, time.monotonic() + float(seconds), bool(tiny), int(first)):
+        print(json.dumps(asdict(row)), flush=True)
+        if row.said and framework.trouble():
+            print(AGAIN, flush=True)
+            return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
