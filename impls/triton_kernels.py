@@ -171,8 +171,10 @@ def softmax(x: Tensor, *, axis: int = -1, temperature: float = 1.0) -> Tensor:
     x[...] -> [...]
     p_i = exp((x_i - max x) / T) / sum_j exp((x_j - max x) / T)
     Source: Tillet, Kung, Cox 2019 (Triton), for the language. A row of -inf alone gives NaN.
-    Raises ValueError for a dtype, a width or a device that the kernels do not take.
+    Raises ValueError for T <= 0, and for a dtype, a width or a device that the kernels do not take.
     """
+    if not temperature > 0:
+        raise ValueError(f"temperature: got {temperature}, wanted a number above 0")
     moved = x.movedim(axis, -1)
     _check(x, moved.shape[-1])
     rows = moved.reshape(-1, moved.shape[-1]).contiguous()

@@ -123,7 +123,7 @@ def _build(factory: Callable[..., Any], sizes: Mapping[str, int], x: Any, call: 
         def forward(self, *arguments: Any) -> Any:
             return call(self.module, *arguments)
 
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
         module = factory(**_factory_words(factory, sizes))
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"torch_module: the factory made a {type(module).__name__}, wanted an nn.Module")

@@ -241,6 +241,8 @@ class Checks(Body):
                 "torch.is_grad_enabled()",
                 "torch.are_deterministic_algorithms_enabled()",
             ]
+            device = self.implementation.description.device
+            parts += [f"torch.cuda.get_rng_state({device!r}).tolist()"] if device.startswith("cuda") else []
         self.line("import random", "", "", "def state():", f"    return [{', '.join(parts)}]", "", "")
         self.line(*self.inputs(call, 1), "before = state()", self.call_line(call, 1), "kept = before == state()")
         self.end("kept", "'global state kept:', kept")
