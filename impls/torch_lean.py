@@ -24,6 +24,7 @@ Window = tuple[int | None, int | None]
 Linear = tuple[Tensor, Tensor | None]
 Norm = tuple[Tensor | None, Tensor | None]
 Pieces = list[tuple[int, int, int, Tensor | None]]
+INTEGERS = (torch.int64, torch.int32)
 BLOCK = 64
 """Queries that are taken together at least where a window hides most keys from each."""
 
@@ -56,7 +57,7 @@ class DecoderLM:
     positions: None, "sinusoidal", "rotary" (of that base) or "alibi". max_length: tokens at most. epsilon: of all
     norms; by default 1e-5 of layer norms and 1e-6 of the others.
     Source: Touvron et al. 2023 (LLaMA), section 2.2; Shazeer 2020 (GLU Variants), section 2; Pope et al. 2022.
-    Raises ValueError for a norm, positions or left that it does not know.
+    Raises ValueError for a norm, positions or left that it does not know, and heads that do not divide the widths.
     """
 
     def __init__(
@@ -70,16 +71,15 @@ class DecoderLM:
             raise ValueError(f"decoder_lm: left: got {left}, wanted a number of tokens >= 0, or None")
         table, first = params["embedding"].detach(), params["layers"][0]["attention"]
         self.pre, self.alpha, self.left, self.positions, self.base = norm == "pre", alpha, left, positions, base
-        self.vocabulary, self.max_length, self.window = len(table), max_length, None if left is None else left + 1
+        self.vocabulary, self.max_length = len(table), max_length
         self.layer_epsilon, self.rms_epsilon = (1e-5, 1e-6) if epsilon is None else (epsilon, epsilon)
-        self.heads, self.width = heads, first["wq"].shape[1] // heads
-        self.groups = first["wk"].shape[1] // self.width
-        if positions == "rotary" and self.width % 2:
-            raise ValueError(f"decoder_lm: got heads of width {self.width}, wanted an even one for rotary positions")
-        values = first["wv"].shape[1] // self.groups
+        queries, keys, values = (first[name].shape[1] for name in ("wq", "wk", "wv"))
+        if heads < 1 or queries % (heads * (1 + (positions == "rotary"))) or queries % keys or heads * keys % queries:
+            raise ValueError(f"decoder_lm: got {heads} heads in widths {queries}, {keys}, wanted whole (rotary: even)")
+        self.heads, self.width, self.groups = heads, queries // heads, heads * keys // queries
+        values //= self.groups
         self.padded = max(self.width, values) + max(self.width, values) % 2
-        self.scale = self.width**-0.5
-        self.narrow = table.element_size() == 2
+        self.scale, self.narrow = self.width**-0.5, table.element_size() == 2
         wide = torch.float32 if self.narrow else table.dtype
         self.small = torch.full((1, 1), (table.shape[1] * self.rms_epsilon) ** 0.5, dtype=wide, device=table.device)
         self.table = table * float(params.get("embedding_scale", 1.0))
@@ -108,12 +108,13 @@ class DecoderLM:
         tokens[B,m], mask[B,L+m] and positions[B,m] or None -> logits[B,m,V], the cache
         False in the mask hides a token from all; positions count on from L, the tokens before, by default
         Source: Pope et al. 2022, section 2.1.
-        Raises ValueError as full does, and for tensors that do not fit the cache or one another.
+        Raises ValueError as full does, for tensors that do not fit the cache or one another, and another model's cache.
         """
         length = 0 if cache is None else cache.length
         batch, new = self._check(tokens, length)
-        if cache is not None and cache.rows.shape[1] != batch:
-            raise ValueError(f"tokens: got {batch} rows, wanted {cache.rows.shape[1]}, as in the cache")
+        wanted = (len(self.layers), batch, 2 * self.groups)
+        if cache is not None and cache.rows.shape[:3] != wanted:
+            raise ValueError(f"cache: got layers, batch, heads {tuple(cache.rows.shape[:3])}, wanted {wanted}")
         for name, tensor, shape in (("mask", mask, (batch, length + new)), ("positions", positions, (batch, new))):
             if tensor is not None and tensor.shape != shape:
                 raise ValueError(f"{name}: got shape {list(tensor.shape)}, wanted {list(shape)}")
@@ -132,14 +133,14 @@ class DecoderLM:
         if cache is None:
             return None
         rows, batch = torch.as_tensor(rows, device=self.table.device), cache.rows.shape[1]
-        if rows.ndim != 1 or bool(((rows < 0) | (rows >= batch)).any()):
+        if rows.ndim != 1 or rows.dtype not in INTEGERS or bool(((rows < 0) | (rows >= batch)).any()):
             raise ValueError(f"reorder: rows: got {rows.tolist()}, wanted numbers from 0 to {batch - 1}")
         return Cache(cache.rows.index_select(1, rows), cache.length)
 
     def _check(self, tokens: Tensor, length: int) -> torch.Size:
         """What costs little; a token outside the vocabulary is found by looking it up."""
-        if tokens.ndim != 2 or tokens.is_floating_point():
-            raise ValueError(f"tokens: got {tokens.dtype} {list(tokens.shape)}, wanted integers, [batch, time]")
+        if tokens.ndim != 2 or tokens.dtype not in INTEGERS:
+            raise ValueError(f"tokens: got {tokens.dtype} {list(tokens.shape)}, wanted int64 or int32, [batch, time]")
         if self.max_length is not None and (new := tokens.shape[1]) + length > self.max_length:
             raise ValueError(f"tokens: got {new} after {length}, wanted at most {self.max_length}, max_length")
         return tokens.shape
@@ -155,6 +156,8 @@ class DecoderLM:
         return rows
 
     def _run(self, tokens: Tensor, *place: Any) -> Tensor:
+        if not tokens.numel():
+            return self.table.new_empty(*tokens.shape, self.head[0].shape[1])
         with torch.inference_mode():
             x = self._hidden(tokens, *place)
         with torch.no_grad():  # logits are an ordinary tensor again
@@ -350,10 +353,9 @@ def _turned(x: Tensor, turns: Tensor) -> Tensor:
 
 def _slopes(heads: int) -> list[float]:
     """2^(-8h/H), h from 1; between two powers of two, those of the lower and every second of the upper."""
-    if heads & (heads - 1) == 0:
-        return [2.0 ** (-8 * h / heads) for h in range(1, heads + 1)]
-    lower = 2 ** (heads.bit_length() - 1)
-    return [*_slopes(lower), *itertools.islice(_slopes(2 * lower), 0, 2 * (heads - lower), 2)]
+    lower = 1 << heads.bit_length() - 1
+    steps = [*range(2, 2 * lower + 1, 2), *range(1, 2 * (heads - lower), 2)]
+    return [2.0 ** (-4 * step / lower) for step in steps]
 
 
 def decoder_lm(

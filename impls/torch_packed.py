@@ -8,6 +8,7 @@ weights that were given; whoever changes those makes the object anew: one copy o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -55,11 +56,8 @@ class _Real(NamedTuple):
     @classmethod
     def of(cls, real: Tensor) -> _Real:
         rows = real.flatten().nonzero()[:, 0]
-        sizes: Sizes = []
-        for length in real.sum(1).tolist():
-            samples = sizes.pop()[0] if sizes and sizes[-1][1] == length else 0
-            sizes.append((samples + 1, length))
-        return cls(rows, rows % real.shape[1], sizes)
+        sizes = [(len(list(same)), length) for length, same in itertools.groupby(real.sum(1).tolist())]
+        return cls(rows, rows % real.shape[1], sizes or [(0, real.shape[1])])
 
 
 class PackedAttention:
@@ -247,6 +245,8 @@ class PackedEncoder(_Stack):
 
         x[B,T,d] -> [B,T,d]; attention goes sample by sample, those of one length that lie together at once.
         """
+        if real.shape != x.shape[:2]:
+            raise ValueError(f"real: got shape {list(real.shape)}, wanted {list(x.shape[:2])}, as of x")
         found = _Real.of(real)
         rows = self._over(x.flatten(0, 1).index_select(0, found.rows), self.sight(x, *real.shape, None, found))
         return rows.new_zeros(real.numel(), rows.shape[1]).index_copy(0, found.rows, rows).unflatten(0, real.shape)

@@ -8,6 +8,7 @@ place. Autograd has every gradient, of the weights that were given; whoever chan
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -206,8 +207,12 @@ class PackedTransformer:
         """source[B,S], target[B,T], real[B,S]: True = a real token of the source -> logits[B,T,V].
 
         Attention goes sample by sample where sources differ in length; those of one length that lie together at once.
+        Raises ValueError for shapes that do not fit one another, and for tokens outside of a vocabulary.
         """
         batch, tokens = target.shape
+        if len(source) != batch or (real is not None and real.shape != source.shape):
+            got = [list(one.shape) for one in (source, target, real) if one is not None]
+            raise ValueError(f"source, target, real: got shapes {got}, wanted [B,S], [B,T], [B,S]")
         ids, at, theirs = _real(source, real)
         x = self._embedded(ids, at, source.shape[1], 0)
         x = self.encoder(x, self.encoder.sight(x, source.shape[1], at, theirs))
@@ -220,7 +225,11 @@ class PackedTransformer:
 
     def _embedded(self, ids: Tensor, at: Tensor, length: int, which: int) -> Tensor:
         """[N] -> [N,d]: rows of a table, scaled, plus the sinusoids of their positions where they are wanted."""
-        x = F.embedding(ids, self.tables[which])
+        try:
+            x = F.embedding(ids, self.tables[which])
+        except IndexError as error:
+            most = len(self.tables[which]) - 1
+            raise ValueError(f"tokens: got one outside the vocabulary, wanted 0 to {most}") from error
         x = x if self.scale is None else x * self.scale
         if not self.sinusoids:
             return x
@@ -284,11 +293,9 @@ def _real(source: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Sizes]:
     """The real tokens of source[B,S], their positions, and how many each sample has."""
     if real is None:
         return source.flatten(), torch.arange(source.shape[1], device=source.device).repeat(len(source)), [source.shape]
-    rows, sizes = real.flatten().nonzero()[:, 0], []
-    for length in real.sum(1).tolist():
-        samples = sizes.pop()[0] if sizes and sizes[-1][1] == length else 0
-        sizes.append((samples + 1, length))
-    return source.flatten()[rows], rows % real.shape[1], sizes
+    rows = real.flatten().nonzero()[:, 0]
+    sizes = [(len(list(same)), length) for length, same in itertools.groupby(real.sum(1).tolist())]
+    return source.flatten()[rows], rows % real.shape[1], sizes or [(0, real.shape[1])]
 
 
 def _of_groups(bias: Tensor, at: Tensor, sizes: Sizes) -> Masks:

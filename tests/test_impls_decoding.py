@@ -246,14 +246,35 @@ def test_logits_of_the_lean_model_are_ordinary_tensors_and_weights_its_own() -> 
     assert torch.equal(model.full(tokens), before)
 
 
+def cache_of(**words: int) -> Any:
+    """The cache of one token and another model."""
+    return torch_lean.decoder_lm(as_torch(random_lm(**words)), heads=4).step(torch.tensor([[1]]), None)[1]
+
+
+def test_no_tokens_give_no_logits_and_leave_the_cache_as_it_was() -> None:
+    model = torch_lean.decoder_lm(as_torch(random_lm()), heads=4)
+    tokens = torch.tensor(tokens_of(2, 5))
+    for none in (tokens[:, :0], tokens[:0]):
+        assert model.full(none).shape == (*none.shape, VOCABULARY)
+    close(stepped(model, tokens, (0, 3, 3))[0], model.full(tokens), 1e-12)
+
+
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "vocabulary": (lambda m: m.full(torch.tensor([[VOCABULARY]])), "outside the vocabulary, wanted 0 to 6"),
     "negative": (lambda m: m.step(torch.tensor([[-1]]), None), "outside the vocabulary, wanted 0 to 6"),
-    "shape": (lambda m: m.full(torch.tensor([1])), r"got torch.int64 \[1\], wanted integers"),
+    "shape": (lambda m: m.full(torch.tensor([1])), r"got torch.int64 \[1\], wanted int64 or int32"),
     "type": (lambda m: m.full(torch.tensor([[1.0]])), "got torch.float32"),
+    "small": (lambda m: m.full(torch.tensor([[1]], dtype=torch.uint8)), "got torch.uint8"),
     "length": (lambda m: m.full(torch.ones(1, 9, dtype=torch.int64)), "got 9 after 0, wanted at most 8"),
     "batch": (
-        lambda m: m.step(torch.tensor([[1], [2]]), m.step(torch.tensor([[1]]), None)[1]), "got 2 rows, wanted 1"
+        lambda m: m.step(torch.tensor([[1], [2]]), m.step(torch.tensor([[1]]), None)[1]),
+        r"got layers, batch, heads \(2, 1, 4\), wanted \(2, 2, 4\)",
+    ),
+    "layers": (
+        lambda m: m.step(torch.tensor([[1]]), cache_of(layers=1)), r"\(1, 1, 4\), wanted \(2, 1, 4\)"
+    ),
+    "groups": (
+        lambda m: m.step(torch.tensor([[1]]), cache_of(groups=4)), r"\(2, 1, 8\), wanted \(2, 1, 4\)"
     ),
     "mask": (
         lambda m: m.step(torch.tensor([[1]]), None, mask=torch.ones(1, 2, dtype=torch.bool)), r"got shape \[1, 2\]"
@@ -272,7 +293,16 @@ def test_what_the_lean_model_does_not_take_is_refused_in_a_line(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [{"norm": "none"}, {"positions": "learned"}, {"window": (-1, 0)}, {"heads": 8, "positions": "rotary"}]
+    "words",
+    [
+        {"norm": "none"},
+        {"positions": "learned"},
+        {"window": (-1, 0)},
+        {"heads": 8, "positions": "rotary"},
+        {"heads": 0},
+        {"heads": 3},
+        {"heads": 16, "positions": None},
+    ],
 )
 def test_what_the_lean_model_is_not_made_of(words: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="decoder_lm: "):

@@ -100,6 +100,29 @@ def test_real_tokens_without_padding_equal_those_with_it_and_padding_is_zero() -
         assert got.shape == x.shape and not got[~real].any()
 
 
+def test_samples_that_are_not_there_give_nothing() -> None:
+    none = torch.ones(0, 5, dtype=torch.bool)
+    made = torch_packed.PackedEncoder(as_torch(weights("encoder")), heads=4, positions="alibi")
+    assert made.real(torch.zeros(0, 5, 8, dtype=torch.float64), none).shape == (0, 5, 8)
+    model = torch_packed_models.PackedTransformer(as_torch(random_transformer()), heads=4)
+    tokens = torch.zeros(0, 5, dtype=torch.int64)
+    assert model(tokens, tokens[:, :2], none).shape == (0, 2, 7)
+
+
+def test_shapes_that_do_not_fit_and_tokens_that_are_none_are_refused() -> None:
+    made = torch_packed.PackedEncoder(as_torch(weights("encoder")), heads=4)
+    for shape in ((3, 4), (2, 5)):
+        with pytest.raises(ValueError, match=r"real: got shape .*, wanted \[3, 5\], as of x"):
+            made.real(torch.zeros(3, 5, 8).double(), torch.ones(shape, dtype=torch.bool))
+    model, ids = torch_packed_models.PackedTransformer(as_torch(random_transformer()), heads=4), torch.ones(3, 5).long()
+    for given in ((ids, ids[:2]), (ids, ids, ids[:, :4] > 0), (ids, ids, ids[:2] > 0)):
+        with pytest.raises(ValueError, match=r"source, target, real: got shapes .*, wanted \[B,S\], \[B,T\], \[B,S\]"):
+            model(*given)
+    for given in ((7 * ids, ids), (ids, -ids)):
+        with pytest.raises(ValueError, match="tokens: got one outside the vocabulary, wanted 0 to 6"):
+            model(*given)
+
+
 def test_no_row_of_padding_is_calculated(monkeypatch: pytest.MonkeyPatch) -> None:
     real, rows, product = REAL["between"], [], torch.addmm
     monkeypatch.setattr(
