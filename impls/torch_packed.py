@@ -75,6 +75,10 @@ class PackedAttention:
         self.heads, self.groups = _heads(*self.widths, heads)
         self.even, self.width = len(set(self.widths)) == 1, self.widths[0] // heads
         self.inner, self.inner_bias = torch.cat(matrices, 1), _joined(list(zip(matrices, biases, strict=True)))
+        # split once: the backward of a split is one cat, that of slices one matrix of zeros for each
+        cuts, bias = [self.widths[0], sum(self.widths[1:])], self.inner_bias
+        biases = (None, None) if bias is None else bias.split(cuts)
+        self.of_queries, self.of_memory = zip(self.inner.split(cuts, 1), biases, strict=True)
         self.outer, self.outer_bias = params["wo"].contiguous(), params.get("bo")
 
     def __call__(self, x: Tensor, memory: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -89,14 +93,9 @@ class PackedAttention:
         if memory is x:
             out = self.to_itself(rows, _Sight(mine, [mask], causal))
         else:
-            kv = _linear(memory.flatten(0, 1), *self.of_memory())
+            kv = _linear(memory.flatten(0, 1), *self.of_memory)
             out = self.to_memory(rows, _Seen(kv, mine, [memory.shape[:2]], [mask]), causal)
         return _linear(out, self.outer, self.outer_bias).view(*x.shape[:2], self.outer.shape[1])
-
-    def of_memory(self) -> tuple[Tensor, Tensor | None]:
-        """Matrix and bias of keys and values, [d,G*(D+Dv)]."""
-        bias, cut = self.inner_bias, self.widths[0]
-        return self.inner[:, cut:], None if bias is None else bias[cut:]
 
     def to_itself(self, rows: Tensor, sight: _Sight) -> Tensor:
         """Rows [N,d] to those of their own sample -> [N,H*Dv], not yet projected."""
@@ -117,8 +116,7 @@ class PackedAttention:
 
     def to_memory(self, rows: Tensor, seen: _Seen, causal: bool = False) -> Tensor:
         """Rows [N,d] to keys and values [M,G*(D+Dv)] of their own sample -> [N,H*Dv], not yet projected."""
-        cut, bias = self.widths[0], self.inner_bias
-        q = _linear(rows, self.inner[:, :cut], None if bias is None else bias[:cut])
+        q = _linear(rows, *self.of_queries)
         return self._mixed(q, *seen.kv.split(self.widths[1:], 1), seen.mine, seen.theirs, seen.masks, causal)
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, mine: Sizes, theirs: Sizes, masks: Masks, causal: bool) -> Tensor:
@@ -265,7 +263,7 @@ class PackedDecoder(_Stack):
 
     def __init__(self, params: Params, **words: Any) -> None:
         super().__init__(params, causal=True, **words)
-        parts = [layer.cross.of_memory() for layer in self.layers]
+        parts = [layer.cross.of_memory for layer in self.layers]
         self.widths = [matrix.shape[1] for matrix, _ in parts]
         self.memory, self.memory_bias = torch.cat([matrix for matrix, _ in parts], 1), _joined(parts)
 

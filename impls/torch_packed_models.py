@@ -53,12 +53,11 @@ class _Attention:
         self.heads, self.groups = _heads(*self.widths, heads)
         self.even, self.width = len(set(self.widths)) == 1, self.widths[0] // heads
         self.inner, self.inner_bias = torch.cat(matrices, 1), _joined(list(zip(matrices, biases, strict=True)))
+        # split once: the backward of a split is one cat, that of slices one matrix of zeros for each
+        cuts, bias = [self.widths[0], sum(self.widths[1:])], self.inner_bias
+        biases = (None, None) if bias is None else bias.split(cuts)
+        self.of_queries, self.of_memory = zip(self.inner.split(cuts, 1), biases, strict=True)
         self.outer, self.outer_bias = params["wo"].contiguous(), params.get("bo")
-
-    def of_memory(self) -> tuple[Tensor, Tensor | None]:
-        """Matrix and bias of keys and values, [d,G*(D+Dv)]."""
-        bias, cut = self.inner_bias, self.widths[0]
-        return self.inner[:, cut:], None if bias is None else bias[cut:]
 
     def to_itself(self, rows: Tensor, sight: _Sight) -> Tensor:
         """Rows [N,d] to those of their own sample -> [N,H*Dv], not yet projected."""
@@ -79,8 +78,7 @@ class _Attention:
 
     def to_memory(self, rows: Tensor, seen: _Seen) -> Tensor:
         """Rows [N,d] to keys and values [M,G*(D+Dv)] of their own sample -> [N,H*Dv], not yet projected."""
-        cut, bias = self.widths[0], self.inner_bias
-        q = _linear(rows, self.inner[:, :cut], None if bias is None else bias[:cut])
+        q = _linear(rows, *self.of_queries)
         return self._mixed(
             q, *seen.kv.split(self.widths[1:], 1), seen.mine, seen.theirs, [None] * len(seen.mine), False
         )
@@ -195,7 +193,7 @@ class PackedTransformer:
         first, second = alpha if isinstance(alpha, (tuple, list)) else (alpha, alpha)
         self.encoder = _Stack(params["encoder"], heads, norm, first, positions)
         self.decoder = _Stack(params["decoder"], heads, norm, second, positions, causal=True)
-        parts = [layer.cross.of_memory() for layer in self.decoder.layers]
+        parts = [layer.cross.of_memory for layer in self.decoder.layers]
         self.widths = [matrix.shape[1] for matrix, _ in parts]
         self.memory, self.memory_bias = torch.cat([matrix for matrix, _ in parts], 1), _joined(parts)
         self.tables = [params[f"{name}_embedding"] for name in ("source", "target")]
