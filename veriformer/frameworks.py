@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from veriformer.case import NUMPY_DTYPES
+from veriformer.devices import named, random_state, trouble, usable
 from veriformer.given_models import given
 from veriformer.layouts import constant_axis, lay_out
 
@@ -149,18 +150,8 @@ class Torch:
             import torch
         except ImportError as error:
             raise ImportError("torch is not installed; install veriformer[torch]") from error
-        self.torch, self.device = torch, self._device(torch, device)
+        self.torch, self.device = torch, usable(torch, device)
         self.dtypes = {name: getattr(torch, name) for name in self.default_dtypes}
-
-    @staticmethod
-    def _device(torch: Any, name: str) -> str:
-        """The device as torch calls it. Raises ValueError, in one line, for one that is not there."""
-        try:
-            torch.empty(0, device=name)
-        except (RuntimeError, AssertionError) as error:
-            first = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-            raise ValueError(f"device {name!r}: torch {torch.__version__} cannot use it here: {first}") from None
-        return name
 
     def native(self, values: np.ndarray, dtype: str, layout: str = "contiguous") -> Any:
         """A fresh tensor of that dtype and layout."""
@@ -216,15 +207,9 @@ class Torch:
         return {
             **Numpy().state(),
             "torch's random state": self.torch.random.get_rng_state().numpy().tobytes(),
-            **self._of_device(),
+            **random_state(self.torch, self.device),
             **modes,
         }
-
-    def _of_device(self) -> dict[str, Any]:
-        """The device's own random state, where it is a GPU."""
-        if not self.device.startswith("cuda"):
-            return {}
-        return {"CUDA's random state": self.torch.cuda.get_rng_state(self.device).numpy().tobytes()}
 
     def remember(self) -> Any:
         """What `restore` needs."""
@@ -259,21 +244,12 @@ class Torch:
     def versions(self) -> dict[str, str]:
         """Versions for the header."""
         found = {"torch": self.torch.__version__, "numpy": np.__version__}
-        if self.device.startswith("cuda"):
-            found["device"] = f"{self.device}, {self.torch.cuda.get_device_name(self.device)}"
-        elif self.device != "cpu":
-            found["device"] = self.device
+        found |= named(self.torch, self.device)
         return found
 
     def trouble(self) -> str:
         """Why nothing more can be called, as after a kernel that reads where it must not; "" where all is well."""
-        if self.device.startswith("cuda"):
-            try:
-                self.torch.cuda.synchronize(self.device)
-                self.torch.zeros(1, device=self.device).cpu()
-            except RuntimeError as error:
-                return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        return ""
+        return trouble(self.torch, self.device)
 
     def given(self, kind: str, arrays: Sequence[Any]) -> Any:
         """A small model or step of ours that a function under test is given."""
