@@ -22,10 +22,13 @@ class _Plain(nn.Module):
         self.source, self.target = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH)
         self.inside = nn.Transformer(WIDTH, HEADS, LAYERS, LAYERS, INNER, dropout=0.0, batch_first=True)
         self.head = nn.Linear(WIDTH, WORDS)
+        self.hidden = {}
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """source[B,S], target[B,T] -> logits[B,T,V]."""
-        hidden = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        hidden = self.hidden.setdefault(
+            target.shape[1], nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        )
         return self.head(self.inside(self.source(source), self.target(target), tgt_mask=hidden, tgt_is_causal=True))
 
 
