@@ -212,7 +212,7 @@ def test_the_terminal_shows_everyone_in_80_columns(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and lines[0] == "toy: sums"
     assert [line.split()[:2] for line in lines[1:3]] == [["*", "a"], ["c", "2.0000"]]
-    assert "    a / c: 0.500, limit 1.0, kept" in lines and "    not judged: a / d, limit 1: d not timed" in lines
+    assert "    a / c: 0.500, limit 1, kept" in lines and "    not judged: a / d, limit 1: d not timed" in lines
 
 
 def run_script(*arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -60,7 +60,7 @@ def shown(outcome: Outcome, rows: dict[str, Any]) -> None:
     for name, reason in {**outcome.absent, **outcome.wrong}.items():
         print(f"    {name[:44]:44} {reason}")
     for judged in rows["limits"]:
-        said = f"{judged['ratio']:.3f}, limit {judged['limit']}, {verdict(judged)}"
+        said = f"{judged['ratio']:.3f}, limit {judged['limit']:.3g}, {verdict(judged)}"
         print(f"    {judged['name']} / {judged['rival']}: {said}")
     for words in rows["unjudged"]:
         print(f"    not judged: {words}")

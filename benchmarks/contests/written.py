@@ -97,7 +97,7 @@ def markdown(records: dict[str, Any]) -> str:
         for one in rows["limits"]:
             word = {"missed": "**missed**"}.get(verdict(one), verdict(one))
             ratio = f"{one['ratio']:.3f} ({one['low']:.2f} to {one['high']:.2f})"
-            lines.append(f"| {name} | {one['name']} | {one['rival']} | {ratio} | {one['limit']:g} | {word} |")
+            lines.append(f"| {name} | {one['name']} | {one['rival']} | {ratio} | {one['limit']:.3g} | {word} |")
         lines += [f"| {name} | {words} | | | | not judged |" for words in rows["unjudged"]]
     for name, rows in records.items():
         lines += ["", *section(name, rows)]
