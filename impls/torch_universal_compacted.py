@@ -393,7 +393,6 @@ def universal_transformer(
 
 
 VARIANTS = {"universal_compacted": {"universal_transformer": universal_transformer}}
-CAPABILITIES = {
-    # native_layer_norm saves its statistics in x's dtype; a product's last bit depends on how many rows it has, who run
-    "universal_compacted": {"universal_transformer": Capabilities(saved_statistics="storage", leak="rounding")}
-}
+# native_layer_norm saves and sums in x's dtype; a product's last bit depends on how many rows it has, who run
+_OWN = Capabilities(saved_statistics="storage", gradient_accumulate="storage", leak="rounding")
+CAPABILITIES = {"universal_compacted": {"universal_transformer": _OWN}}
