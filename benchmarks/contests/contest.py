@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -124,9 +125,10 @@ def hold(contest: Contest) -> Outcome:
     _get_ready(contest, calls, outcome)
     outcome.entrants = [Timed(name, name in contest.ours) for name in calls]
     counts = {name: _count(call, contest.calls) for name, call in calls.items()}
-    for turn in range(contest.rounds if calls else 0):
-        first = turn % len(calls)
-        for one in outcome.entrants[first:] + outcome.entrants[:first]:
+    order, shuffling = list(outcome.entrants), random.Random(contest.id)
+    for _ in range(contest.rounds):
+        shuffling.shuffle(order)  # or else each would always find the caches as the same other one left them
+        for one in order:
             one.seconds.append(_sample(calls[one.name], counts[one.name]))
     return outcome
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from contest import Call, Contest, Maker
 from torch import Tensor, nn
 
+torch._dynamo.config.recompile_limit = 64  # contests compile the same function for their own shapes, many in all
 NN, SDPA, NAIVE = "torch.nn", "torch.compile, sdpa", "torch.compile, naive"
 OURS = "torch:packed"
 HEADS, BIG, SMALL = 8, (8, 128, 256, 1024), (1, 16, 64, 256)
