@@ -78,6 +78,12 @@ def facts() -> dict[str, Any]:
     return found
 
 
+def measured() -> limits.Limits:
+    """The machine's limits, taken in another process: large arrays, freed, change what an allocator does from then on."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(limits.measured)
+
+
 def _cpu() -> str:
     """The processor's name where the system tells it."""
     try:
@@ -102,9 +108,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     missed = wrong = 0
-    # in a process of its own: large arrays that are freed change how an allocator gets its next ones
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        machine = pool.apply(limits.measured)
+    machine = measured()
     for one in chosen:
         outcome = hold(one)
         rows = record(outcome, machine, facts())
