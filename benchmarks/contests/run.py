@@ -79,7 +79,7 @@ def facts() -> dict[str, Any]:
 
 
 def measured() -> limits.Limits:
-    """The machine's limits, taken in another process: large arrays, freed, change what an allocator does from then on."""
+    """The machine's limits, taken in another process: large arrays, once freed, change what an allocator does."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(limits.measured)
 
