@@ -14,7 +14,7 @@ from reference_models import close, converted, random_layer
 from universal_models import HEADS, WIDTH, random_states, random_universal
 
 from veriformer.impls import torch_universal
-from veriformer.impls.torch_universal_compacted import UniversalTransformer, shortcut, universal_transformer
+from veriformer.impls.torch_universal_compacted import BLOCK, UniversalTransformer, shortcut, universal_transformer
 from veriformer.reference import universal
 from veriformer.reference.universal_decoding import universal_step
 
@@ -72,6 +72,17 @@ def test_equals_the_reference(seed, norm, causal, cross, padded, biases, groups)
     for got, one in zip(found, wanted, strict=True):
         close(got, one, 1e-10)
     assert np.array_equal(found[1], wanted[1])
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_more_steps_than_constants_are_made_for_at_a_time(norm):
+    x, params, steps = random_states(4, 2, LENGTH), model(4), 2 * BLOCK + 3
+    params["halt"] = {"w": params["halt"]["w"] / 50, "b": params["halt"]["b"] * 0 - 4}
+    wanted = universal.universal_transformer(x, params, heads=HEADS, norm=norm, max_steps=steps)
+    found = universal_transformer(*tensors((x, params)), heads=HEADS, norm=norm, max_steps=steps)
+    assert wanted[1].max() > 2 * BLOCK
+    for got, one in zip(found, wanted, strict=True):
+        close(got, one, 1e-10)
 
 
 def leaves(tree, path=""):
