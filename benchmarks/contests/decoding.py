@@ -6,6 +6,7 @@ torch.cat, by which a cache grows in many a tutorial and in Hugging Face's dynam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -219,19 +220,31 @@ def _put(new: list[torch.Tensor], caches: list[torch.Tensor], at: torch.Tensor) 
 
 
 def _append(length: int) -> Contest:
+    """Writing alone: what is read afterwards are views that were made before."""
     old, caches, new = _room(length)
-    lengths = torch.tensor([length])
+    lengths, views = torch.tensor([length]), [cache[:, :, : length + 1] for cache in caches]
+
+    def inferring(write: Callable[[], Any]) -> Maker:
+        def call() -> Any:
+            with torch.inference_mode():
+                return write()
+
+        return lambda: call
 
     def ours() -> list[torch.Tensor]:
         torch_grouped.append(*new, *caches, lengths)
-        return [cache[:, :, : length + 1] for cache in caches]
+        return views
+
+    def static() -> list[torch.Tensor]:
+        _put(new, caches, lengths)
+        return views
 
     return Contest(
         f"append-{length}", f"keys and values of one token behind those of {length}, 8 heads of width 64, float32",
-        ours={"torch:append": lambda: ours},
+        ours={"torch:append": inferring(ours)},
         others={
-            "torch.cat": lambda: lambda: [torch.cat(pair, 2) for pair in zip(old, new, strict=True)],
-            STATIC: lambda: lambda: [cache[:, :, : length + 1] for cache in _put(new, caches, lengths)],
+            "torch.cat": inferring(lambda: [torch.cat(pair, 2) for pair in zip(old, new, strict=True)]),
+            STATIC: inferring(static),
         },
         limit=0.02, against="torch.cat", bytes=2 * 2 * 4.0 * 8 * 64,
         note="index_copy_ has its place as a tensor of one number and asks nothing: no limit goes by it.",
