@@ -129,7 +129,7 @@ def _padded() -> Contest:
         "encoder-padding", f"2 encoder layers forward, {_size(*BIG)}, half of the tokens padding",
         {OURS: ours}, others, limits={OURS: (0.6, NN)},
         flops=2 * sum(_of_layer(1, length, width, inner) for length in LENGTHS),
-        note=f"Lengths {', '.join(map(str, LENGTHS))}. torch.nn: TransformerEncoder with its nested tensors, whose cost "
+        note=f"Lengths {', '.join(map(str, LENGTHS))}. torch.nn: TransformerEncoder, nested tensors, whose cost "
         "depends on the allocator: after other contests in the same process the ratio is about .7, in a process of its "
         "own (`run.py layers:encoder-padding`) .5 to .6.",
     )  # fmt: skip
