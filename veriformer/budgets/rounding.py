@@ -290,7 +290,8 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         share = x.role if isinstance(x.role, roles.Share) and (not x.role.last_axis or over_last(x, args)) else None
         sizes = x.mass if share is not None and x.mass is not None else rows[:1].abs()
         made, total = Replicas(over(rows)), over(sizes)
-        made.due = self._sum(x.numel() // max(made.numel(), 1), total, sizes, over, units + mean * self.p.u_acc, mean)
+        n = x.numel() // max(made.numel(), 1)
+        made.due = self._sum(n, total, sizes, over, units + mean * self.p.u_acc, mean)
         if share is not None:
             made.due.own = made.due.own + total[0] * share.unit
         if x.excess is not None:
@@ -302,7 +303,7 @@ class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if mean or isinstance(x.role, roles.Square):
             made.due.store = 0.0
         if self.backward and not over_last(x, args):
-            made.leading = over(rows[:1].abs()) * (x.numel() // max(made.numel(), 1))
+            made.leading = total * n
         return made
 
     def _terms(self, x: Replicas) -> tuple[float, Rows]:
