@@ -6,13 +6,13 @@ torch.cat, by which a cache grows in many a tutorial and in Hugging Face's dynam
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from contest import Call, Contest, Maker, Unfit
+from layer_rivals import inferring
 
 from veriformer.impls import torch_grouped, torch_lean
 
@@ -224,13 +224,6 @@ def _append(length: int) -> Contest:
     old, caches, new = _room(length)
     lengths, views = torch.tensor([length]), [cache[:, :, : length + 1] for cache in caches]
 
-    def inferring(write: Callable[[], Any]) -> Maker:
-        def call() -> Any:
-            with torch.inference_mode():
-                return write()
-
-        return lambda: call
-
     def ours() -> list[torch.Tensor]:
         torch_grouped.append(*new, *caches, lengths)
         return views
@@ -241,10 +234,10 @@ def _append(length: int) -> Contest:
 
     return Contest(
         f"append-{length}", f"keys and values of one token behind those of {length}, 8 heads of width 64, float32",
-        ours={"torch:append": inferring(ours)},
+        ours={"torch:append": lambda: inferring(ours)},
         others={
-            "torch.cat": inferring(lambda: [torch.cat(pair, 2) for pair in zip(old, new, strict=True)]),
-            STATIC: inferring(static),
+            "torch.cat": lambda: inferring(lambda: [torch.cat(pair, 2) for pair in zip(old, new, strict=True)]),
+            STATIC: lambda: inferring(static),
         },
         limit=0.02, against="torch.cat", bytes=2 * 2 * 4.0 * 8 * 64,
         note="index_copy_ has its place as a tensor of one number and asks nothing: no limit goes by it.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import layer_rivals as rivals
 import torch
 import torch.nn.functional as F
 from contest import Call, Contest
@@ -34,41 +35,17 @@ class _Plain(nn.Module):
 
 def _weights(model: _Plain) -> dict[str, Any]:
     """The same numbers by our names, [in,out], as leaves of their own."""
-    leaf = lambda w: w.detach().clone().contiguous().requires_grad_()  # noqa: E731
-
-    def norm(module: nn.LayerNorm) -> dict[str, Tensor]:
-        return {"weight": leaf(module.weight), "bias": leaf(module.bias)}
-
-    def attention(module: nn.MultiheadAttention) -> dict[str, Tensor]:
-        matrices, biases = module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3)
-        found = {f"w{name}": leaf(w.T) for name, w in zip("qkv", matrices, strict=True)}
-        found |= {f"b{name}": leaf(b) for name, b in zip("qkv", biases, strict=True)}
-        return found | {"wo": leaf(module.out_proj.weight.T), "bo": leaf(module.out_proj.bias)}
-
-    def layer(module: nn.Module) -> dict[str, Any]:
-        inner = {f"w{i}": leaf(m.weight.T) for i, m in enumerate((module.linear1, module.linear2), 1)}
-        inner |= {f"b{i}": leaf(m.bias) for i, m in enumerate((module.linear1, module.linear2), 1)}
-        found = {"attention": attention(module.self_attn), "feed_forward": inner}
-        if hasattr(module, "multihead_attn"):
-            found["cross_attention"] = attention(module.multihead_attn)
-        names = [name for name in ("norm1", "norm2", "norm3") if hasattr(module, name)]
-        return found | {name: norm(getattr(module, name)) for name in names}
 
     def stack(module: nn.Module) -> dict[str, Any]:
-        return {"layers": [layer(one) for one in module.layers], "norm": norm(module.norm)}
+        norm = {"weight": module.norm.weight, "bias": module.norm.bias}
+        return {"layers": [rivals.weights(one) for one in module.layers], "norm": norm}
 
-    return {
-        "source_embedding": leaf(model.source.weight), "target_embedding": leaf(model.target.weight),
+    found = {
+        "source_embedding": model.source.weight, "target_embedding": model.target.weight,
         "encoder": stack(model.inside.encoder), "decoder": stack(model.inside.decoder),
-        "head": {"w": leaf(model.head.weight.T), "b": leaf(model.head.bias)},
+        "head": {"w": model.head.weight.T.contiguous(), "b": model.head.bias},
     }  # fmt: skip
-
-
-def _leaves(params: Any) -> list[Tensor]:
-    if isinstance(params, Tensor):
-        return [params]
-    parts = params.values() if isinstance(params, dict) else params
-    return [leaf for part in parts for leaf in _leaves(part)]
+    return rivals.detached(found, wanted=True)
 
 
 def _step(batch: int, tokens: int) -> Contest:
@@ -98,7 +75,7 @@ def _step(batch: int, tokens: int) -> Contest:
         from veriformer.impls.torch_packed_models import VARIANTS as MODELS
 
         params = _weights(plain_model())
-        make, optimizer = MODELS["packed_models"]["transformer"], FlatAdamW(_leaves(params), lr=RATE)
+        make, optimizer = MODELS["packed_models"]["transformer"], FlatAdamW(rivals.leaves(params), lr=RATE)
         forward = lambda: make(params, heads=HEADS, positions=None)(source, target)  # noqa: E731
         return stepping(forward, LOSSES["loss_fused"]["cross_entropy"], optimizer)
 
