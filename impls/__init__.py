@@ -51,3 +51,45 @@ TRITON = (
 """Modules behind the registered name `triton`."""
 TORCH_CUDA = ("veriformer.impls.torch_cuda",)
 """Modules behind the registered name `torch_cuda`."""
+TRANSFORMERS = (
+    "veriformer.impls.transformers_decoders",
+    "veriformer.impls.transformers_encoders",
+    "veriformer.impls.transformers_seq2seq",
+    "veriformer.impls.transformers_logits",
+)
+"""Modules behind the registered name `transformers`."""
+X_TRANSFORMERS = (
+    "veriformer.impls.x_transformers_attention",
+    "veriformer.impls.x_transformers_models",
+)
+"""Modules behind the registered name `x_transformers`."""
+ONNX = ("veriformer.impls.onnx_reference",)
+"""Modules behind the registered name `onnx`."""
+ONNXRUNTIME = ("veriformer.impls.onnxruntime_kernels",)
+"""Modules behind the registered name `onnxruntime`."""
+JAX = ("veriformer.impls.jax_nn",)
+"""Modules behind the registered name `jax`."""
+FLAX = (
+    "veriformer.impls.flax_linen",
+    "veriformer.impls.flax_nnx",
+)
+"""Modules behind the registered name `flax`."""
+EQUINOX = ("veriformer.impls.equinox_nn",)
+"""Modules behind the registered name `equinox`."""
+OPTAX = (
+    "veriformer.impls.optax_losses",
+    "veriformer.impls.optax_updates",
+)
+"""Modules behind the registered name `optax`."""
+KERAS_TORCH = ("veriformer.impls.keras_torch",)
+"""Modules behind the registered name `keras_torch`."""
+KERAS_JAX = ("veriformer.impls.keras_jax",)
+"""Modules behind the registered name `keras_jax`."""
+MLX = ("veriformer.impls.mlx_fast",)
+"""Modules behind the registered name `mlx`."""
+OPENVINO = ("veriformer.impls.openvino_opset",)
+"""Modules behind the registered name `openvino`."""
+TINYGRAD = ("veriformer.impls.tinygrad_tensor",)
+"""Modules behind the registered name `tinygrad`."""
+LITGPT = ("veriformer.impls.litgpt_models",)
+"""Modules behind the registered name `litgpt`."""

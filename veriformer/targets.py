@@ -16,6 +16,7 @@ from veriformer.boundary import Boundary, describe_error
 from veriformer.calling import CallPlan, UsageError, nearest, plan_call
 from veriformer.declarations import Capabilities, Expected, Fault
 from veriformer.frameworks import framework_named, framework_of
+from veriformer.libraries import library_named, versions_of
 from veriformer.models import ModelBoundary, ModelFacts, check_target, facts_of, is_model, plan_model
 from veriformer.operations import OPERATIONS
 
@@ -181,6 +182,9 @@ def _load_function(target: str, operation: str, place: str, options: Options) ->
 
 
 def _load_registered(name: str, variant: str, point: importlib.metadata.EntryPoint, options: Options) -> list[Loaded]:
+    library = library_named(name)
+    if library is not None and library.missing:
+        raise UsageError(f"{name} needs {' and '.join(library.missing)}, which is not installed: {library.install}")
     modules = point.load()
     found: list[Loaded] = []
     for place in [modules] if isinstance(modules, str) else modules:
@@ -348,7 +352,7 @@ def _assemble(
         framework.default_dtypes,
         plans,
         capabilities,
-        framework.versions(),
+        {**framework.versions(), **versions_of(getattr(module, "DISTRIBUTIONS", ()))},
         expected,
         fault,
         places,
