@@ -18,7 +18,8 @@ from toys import ROOT, run_python
 
 import veriformer
 
-FRONT = {"plugin", "cli", "checking", "conform", "report", "catalogue", "demo", "timing", "history", "__main__"}
+FRONT = {"plugin", "cli", "checking", "conform", "report", "catalogue", "demo", "timing", "history", "matrix"}
+FRONT |= {"__main__"}
 """Modules of veriformer/ that know the laws; what else lies there is the core."""
 DECLARATIONS = {"veriformer.declarations"}
 OF_THIS_REPOSITORY = {("benchmarks", name) for name in ("contests", "gates", "gpu", "studies")}

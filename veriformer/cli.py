@@ -1,4 +1,4 @@
-"""The command line: `veriformer check | laws | list | replay | demo | bench | history`."""
+"""The command line: `veriformer check | laws | list | replay | demo | bench | history | matrix | report`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from veriformer.targets import Options, words
 
 FIRST_LOOK = MAIN
 """The dtype of a check without targets; naming an effort or a dtype asks for more."""
+EFFORT_WORDS = ("look", "smoke", "ci", "deep")
+"""From the quickest to the most thorough, known here without importing the laws."""
 DEMO_TASKS = ("reverse", "addition", "pointers")
 """What `veriformer demo` trains, known here without importing torch."""
 
@@ -79,6 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_demo(commands)
     add_bench(commands)
     add_history(commands)
+    add_matrix(commands)
     return parser
 
 
@@ -94,7 +97,7 @@ def add_check(commands: Any) -> None:
     add(
         "--effort",
         default="",
-        choices=["look", "smoke", "ci", "deep"],
+        choices=EFFORT_WORDS,
         help="look: some pinned cases; smoke: all; ci: and a search; deep: a long one",
     )
     add("--seed", type=int, default=None, metavar="N", help="seed of the search (default 0; at random for deep)")
@@ -113,7 +116,7 @@ def add_target_options(add: Any) -> None:
     add("--declare", action="append", default=[], metavar="KEY=VALUE", help="a capability, see `veriformer list`")
     add("--accepts", action="append", metavar="WORDS", help="keywords a function without a signature takes, or none")
     add("--returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds, e.g. out,lse")
-    add("--framework", default="", help="numpy or torch; else seen from the function's module")
+    add("--framework", default="", help="numpy, torch or jax; else seen from the function's module")
 
 
 def add_demo(commands: Any) -> None:
@@ -150,6 +153,32 @@ def add_history(commands: Any) -> None:
     add("--asv", action="store_true", help="asv's own pages, made to work offline, instead")
     add("--no-open", action="store_true", help="open nothing")
     history.set_defaults(run=run_history)
+
+
+def add_matrix(commands: Any) -> None:
+    """The options of `veriformer matrix` and `veriformer report`."""
+    matrix = commands.add_parser("matrix", help="judge every library that is installed, one variant at a time")
+    add = matrix.add_argument
+    add("libraries", nargs="*", metavar="LIBRARY", help="only these, as in torch or torch:math (default: all)")
+    add("--effort", default="ci", choices=EFFORT_WORDS, help="as for check (default ci)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the search (default 0)")
+    add("--law", action="append", default=[], metavar="ID", help="only these laws (ids, names or operations)")
+    add("--dtype", action="append", default=[], metavar="NAMES", help="only these dtypes")
+    add("--max-time", type=float, default=None, metavar="S", help="no more laws of a variant after so many seconds")
+    add("--jobs", type=int, default=2, metavar="N", help="variants that are judged at the same time (default 2)")
+    add("--fresh", action="store_true", help="judge again what was judged before and has not changed")
+    add(
+        "--output", default=f"{FOLDER}/matrix", metavar="DIR",
+        help=f"where matrix.json and matrix.md go (default {FOLDER}/matrix)",
+    )  # fmt: skip
+    matrix.set_defaults(run=run_matrix, kept=f"{FOLDER}/matrix")
+    report = commands.add_parser("report", help="put results of several runs or environments together")
+    report.add_argument("files", nargs="+", metavar="FILE", help="matrix.json of matrix, or what check --json wrote")
+    report.add_argument(
+        "--output", default=f"{FOLDER}/matrix", metavar="DIR",
+        help=f"where matrix.json and matrix.md go (default {FOLDER}/matrix)",
+    )  # fmt: skip
+    report.set_defaults(run=run_report)
 
 
 def run_check(given: argparse.Namespace) -> int:
@@ -279,6 +308,22 @@ def run_history(given: argparse.Namespace) -> int:
     from veriformer.history.command import show_history
 
     return show_history(given)
+
+
+def run_matrix(given: argparse.Namespace) -> int:
+    """Judge every installed library: 0 where nothing fails but what is known, 1, or 4 where something stayed open."""
+    from veriformer.matrix.command import show_matrix
+    from veriformer.matrix.process import Way
+
+    way = Way(given.effort, given.seed, words(given.dtype), words(given.law), given.max_time)
+    return show_matrix(given, way)
+
+
+def run_report(given: argparse.Namespace) -> int:
+    """Put results together: 0, 1 or 4 as for matrix."""
+    from veriformer.matrix.command import show_report
+
+    return show_report(given)
 
 
 def run_demo(given: argparse.Namespace) -> int:

@@ -1,0 +1,127 @@
+"""One variant judged by `veriformer check` in a process of its own, and what is kept of it for the next time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import veriformer
+from veriformer.catalogue import LEVEL
+from veriformer.isolate import ONE_THREAD
+from veriformer.libraries import versions_of
+from veriformer.matrix.units import Unit
+from veriformer.report.record import slug, write
+
+GRACE = 300.0
+"""Seconds beyond the time limit that a process may take to import its library and to write what it found."""
+WITHOUT_LIMIT = 3600.0
+"""Seconds that a process may take where no limit is given."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the variants are judged. effort, seed, dtypes and laws as for check; max_time: seconds for each, or None."""
+
+    effort: str = "ci"
+    seed: int = 0
+    dtypes: tuple[str, ...] = ()
+    laws: tuple[str, ...] = ()
+    max_time: float | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of a variant: the report of the check, or trouble in one line. kept: from an earlier run."""
+
+    unit: Unit
+    report: Mapping[str, Any] | None
+    trouble: str = ""
+    kept: bool = False
+
+
+def judge(unit: Unit, way: Way, folder: Path, fresh: bool = False) -> Judged:
+    """Judge a variant, unless the folder holds a complete report of the same code, versions and way."""
+    place = folder / f"{slug(unit.name)}.json"
+    key = key_of(unit, way)
+    if not fresh and (report := _kept(place, key)) is not None:
+        return Judged(unit, report, kept=True)
+    place.unlink(missing_ok=True)
+    trouble = _run(unit, way, folder, place)
+    report = _read(place)
+    if report is None or not report.get("complete"):
+        return Judged(unit, None, trouble or "the process ended before its report was complete")
+    write(place.with_suffix(".key"), json.dumps({"key": key, "versions": _versions(report)}))
+    return Judged(unit, report)
+
+
+def key_of(unit: Unit, way: Way) -> str:
+    """What a kept report must agree with: the adapter's text, the laws, and how it was judged."""
+    spec = importlib.util.find_spec(unit.module)
+    text = Path(spec.origin).read_bytes() if spec is not None and spec.origin else b""
+    said = [veriformer.__version__, LEVEL, unit.target, repr(way), hashlib.sha256(text).hexdigest()]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+def _versions(report: Mapping[str, Any]) -> dict[str, str]:
+    return dict(report["implementations"][0]["versions"])
+
+
+def _kept(place: Path, key: str) -> Mapping[str, Any] | None:
+    """An earlier report, if it is complete and nothing it depends on has changed."""
+    report, about = _read(place), _read(place.with_suffix(".key"))
+    if report is None or about is None or not report.get("complete") or about.get("key") != key:
+        return None
+    now = versions_of(about["versions"])
+    return report if all(about["versions"][name] == version for name, version in now.items()) else None
+
+
+def _read(place: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _words(unit: Unit, way: Way, folder: Path, place: Path) -> list[str]:
+    words = [sys.executable, "-m", "veriformer", "check", unit.target, "--effort", way.effort]
+    words += ["--seed", str(way.seed), "--json", str(place), "--output", str(folder / slug(unit.name))]
+    words += [] if way.max_time is None else ["--max-time", str(way.max_time)]
+    for flag, values in (("--dtype", way.dtypes), ("--law", way.laws)):
+        words += [word for value in values for word in (flag, value)]
+    return words
+
+
+def _run(unit: Unit, way: Way, folder: Path, place: Path) -> str:
+    """Run the check; the last line it wrote to standard error where it did not end as it should, else nothing."""
+    limit = WITHOUT_LIMIT if way.max_time is None else way.max_time + GRACE
+    with (folder / f"{slug(unit.name)}.log").open("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(
+            _words(unit, way, folder, place),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+            env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return f"no end within {limit:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        log.seek(0)
+        lines = [line.strip() for line in log if line.strip()]
+    if code in (0, 1, 4):
+        return ""
+    return lines[-1] if lines else f"the process ended with {code}"

@@ -1,0 +1,95 @@
+"""What there is to judge: the variants of every chosen library that is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from veriformer.calling import UsageError, nearest
+from veriformer.isolate import Remote, WorkerLost
+from veriformer.libraries import LIBRARIES, Library, library_named
+from veriformer.targets import GROUP, Description, Options
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One variant of a library: what one process judges.
+
+    library: its registered name. module: the adapter. variant: empty where the module has none. name: what
+    people call it, such as `torch:math`. cells: its operations.
+    """
+
+    library: str
+    module: str
+    variant: str
+    operations: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """`library:variant`, as `veriformer check` takes it."""
+        return f"{self.library}:{self.variant or short(self.library, self.module)}"
+
+    @property
+    def target(self) -> str:
+        """What is judged, by the adapter's own module, so that no other adapter is imported for it."""
+        return f"{self.module}:{self.variant}" if self.variant else self.module
+
+
+def short(library: str, module: str) -> str:
+    """What a module without variants is called: its last name without the library's."""
+    return module.rpartition(".")[2].removeprefix(f"{library}_")
+
+
+def chosen(words: Sequence[str]) -> list[tuple[Library, str]]:
+    """Libraries, or LIBRARY:VARIANT, that the user named, with the variant or an empty string; all if none is.
+
+    Raises UsageError for a library that nobody knows.
+    """
+    found = []
+    for word in words or [library.name for library in LIBRARIES]:
+        name, _, variant = word.partition(":")
+        library = library_named(name)
+        if library is None:
+            raise UsageError(f"unknown library {name!r}{nearest(name, [one.name for one in LIBRARIES])}")
+        found.append((library, variant))
+    return found
+
+
+def modules_of(library: Library) -> tuple[str, ...]:
+    """The adapters behind a registered name."""
+    points = importlib.metadata.entry_points(group=GROUP)
+    found = next((point.load() for point in points if point.name == library.name), ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def units_of(library: Library) -> tuple[list[Unit], list[str]]:
+    """The variants that call a library, and a line for each adapter that cannot be imported."""
+    try:
+        return _described(library, library.name), []
+    except UsageError:
+        found: list[Unit] = []
+        trouble: list[str] = []
+    for module in modules_of(library):  # one that fails must not hide the others
+        try:
+            found += _described(library, module)
+        except UsageError as error:
+            trouble.append(str(error))
+    return found, trouble
+
+
+def _described(library: Library, target: str) -> list[Unit]:
+    """Raises UsageError, in one line, where the target cannot be imported."""
+    try:
+        remote = Remote(target, Options())
+    except WorkerLost as error:
+        raise UsageError(str(error)) from None
+    remote.close()
+    units = [_unit(library, description) for description in remote.descriptions]
+    return [one for one in units if not library.variants or one.name.partition(":")[2] in library.variants]
+
+
+def _unit(library: Library, description: Description) -> Unit:
+    module, expression = next(iter(description.places.values()))
+    variant = description.name.rpartition(":")[2] if expression.startswith("VARIANTS") else ""
+    return Unit(library.name, module, variant, tuple(description.plans))
