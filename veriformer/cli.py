@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"veriformer: {error}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        tail = "; the report holds what was judged" if given.run is run_check else ""
+        tails = {run_check: "; the report holds what was judged", run_matrix: "; the same command goes on from here"}
+        tail = tails.get(given.run, "")
         print(f"veriformer: interrupted{tail}", file=sys.stderr)
         code = 130
     except BrokenPipeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +50,8 @@ def show_matrix(given: Namespace, way: Way) -> int:
     start = time.monotonic()
     for library in libraries:
         if library.missing:
-            console.print(f"{library.name}: not installed ({library.install})", markup=False)
+            apart = f"; in an environment of its own, for {library.apart}" if library.apart else ""
+            console.print(f"{library.name}: not installed ({library.install}{apart})", markup=False, soft_wrap=True)
     units, trouble = found_units(picked, given.jobs)
     for line in (line for lines in trouble.values() for line in lines):
         console.print(line, markup=False, soft_wrap=True)
@@ -84,17 +86,18 @@ def found_units(picked: Sequence[tuple[Library, str]], jobs: int) -> tuple[list[
 def shown(console: Console, units: Sequence[Unit], way: Way, kept: Path, given: Namespace) -> Iterator[Judged]:
     """Judge the variants, so many at a time, with a line for each that is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    pool = ThreadPoolExecutor(given.jobs)
+    pool, stop = ThreadPoolExecutor(given.jobs), threading.Event()
     try:
         with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
             task = bar.add_task("variants", total=len(units))
-            for future in as_completed([pool.submit(judge, unit, way, kept, given.fresh) for unit in units]):
+            for future in as_completed([pool.submit(judge, unit, way, kept, stop, given.fresh) for unit in units]):
                 one = future.result()
                 bar.update(task, advance=1, description=one.unit.name)
                 console.print(line_of(one), soft_wrap=True)
                 yield one
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        stop.set()  # after an interrupt no process may go on that nobody waits for
+        pool.shutdown(cancel_futures=True)
 
 
 def line_of(one: Judged) -> str:

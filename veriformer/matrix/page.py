@@ -74,6 +74,8 @@ def _libraries(matrix: Mapping[str, Any]) -> str:
         counts = [str(sum(cell["state"] == state for cell in cells) or "") for state in ORDER]
         versions = ", ".join(f"{name} {version}" for name, version in library["versions"].items())
         status = versions if library["status"] == "judged" else f"{library['status']}: `{library['install']}`"
+        apart = f" in an environment of its own: {library['apart']}" if library["apart"] else ""
+        status += apart if library["status"] != "judged" else ""
         status += "; ".join(["", *map(plain, library["trouble"])])
         rows.append((f"{library['title']} (`{library['name']}`)", status, str(len(cells) or ""), *counts,
                      f"{sum(cell['judged'] for cell in cells):,}" if cells else ""))  # fmt: skip

@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,14 +51,17 @@ class Judged:
     kept: bool = False
 
 
-def judge(unit: Unit, way: Way, folder: Path, fresh: bool = False) -> Judged:
-    """Judge a variant, unless the folder holds a complete report of the same code, versions and way."""
+def judge(unit: Unit, way: Way, folder: Path, stop: threading.Event, fresh: bool = False) -> Judged:
+    """Judge a variant, unless the folder holds a complete report of the same code, versions and way.
+
+    stop: ends the process early when it is set.
+    """
     place = folder / f"{slug(unit.name)}.json"
     key = key_of(unit, way)
     if not fresh and (report := _kept(place, key)) is not None:
         return Judged(unit, report, kept=True)
     place.unlink(missing_ok=True)
-    trouble = _run(unit, way, folder, place)
+    trouble = _run(unit, way, folder, place, stop)
     report = _read(place)
     if report is None or not report.get("complete"):
         return Judged(unit, None, trouble or "the process ended before its report was complete")
@@ -102,7 +107,7 @@ def _words(unit: Unit, way: Way, folder: Path, place: Path) -> list[str]:
     return words
 
 
-def _run(unit: Unit, way: Way, folder: Path, place: Path) -> str:
+def _run(unit: Unit, way: Way, folder: Path, place: Path, stop: threading.Event) -> str:
     """Run the check; the last line it wrote to standard error where it did not end as it should, else nothing."""
     limit = WITHOUT_LIMIT if way.max_time is None else way.max_time + GRACE
     with (folder / f"{slug(unit.name)}.log").open("w+", encoding="utf-8", errors="replace") as log:
@@ -113,15 +118,24 @@ def _run(unit: Unit, way: Way, folder: Path, place: Path) -> str:
             start_new_session=True,
         )  # fmt: skip
         try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            return f"no end within {limit:.0f} s"
+            code = _code(process, limit, stop)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if code is None:
+            return "interrupted" if stop.is_set() else f"no end within {limit:.0f} s"
         log.seek(0)
         lines = [line.strip() for line in log if line.strip()]
     if code in (0, 1, 4):
         return ""
     return lines[-1] if lines else f"the process ended with {code}"
+
+
+def _code(process: subprocess.Popen[bytes], limit: float, stop: threading.Event) -> int | None:
+    """The exit code, or None where the time or the run is over first."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end and not stop.is_set():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(0.2)
+    return None
