@@ -130,7 +130,7 @@ def page(known: Sequence[Finding], results: Mapping[str, Any]) -> str:
         "Made by `python reports/findings/run.py --write`. Each has a script in `reports/findings/` that imports the "
         "library alone, exits with 1 while the fault is there and with 0 once it is gone. Known: the library's tracker "
         "has it. New: the searches that are named found nothing there.",
-        f"{len(known)} faults, {new} of them new.",
+        f"{len(known)} fault{'s' * (len(known) != 1)}, {new} of them new.",
     ]
     rows = ["| fault | library | status | reproduced |", "|---|---|---|---|"]
     for one in known:
