@@ -48,6 +48,8 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Who is timed at each operation."""
 LEFT_OUT = {
+    ("torch:flex", "attention"): "flex_attention that is not compiled, which its makers mean for debugging alone",
+    ("torch:flex_scores", "attention"): "flex_attention that is not compiled, which its makers mean for debugging alone",
     ("numpy:blocked", "attention"): "loops over blocks in Python: 0.3 s a call",
     ("numpy:lean_llama", "decoder_lm"): "the code of numpy:lean with weights of its own",
     ("torch:lean_llama", "decoder_lm"): "the code of torch:lean with weights of its own",

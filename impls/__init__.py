@@ -22,6 +22,7 @@ NUMPY = (
 TORCH = (
     "veriformer.impls.torch_functional",
     "veriformer.impls.torch_sdpa",
+    "veriformer.impls.torch_flex",
     "veriformer.impls.torch_attention",
     "veriformer.impls.torch_grouped",
     "veriformer.impls.torch_nn",
@@ -65,7 +66,10 @@ X_TRANSFORMERS = (
 """Modules behind the registered name `x_transformers`."""
 ONNX = ("veriformer.impls.onnx_reference",)
 """Modules behind the registered name `onnx`."""
-ONNXRUNTIME = ("veriformer.impls.onnxruntime_kernels",)
+ONNXRUNTIME = (
+    "veriformer.impls.onnxruntime_kernels",
+    "veriformer.impls.onnxruntime_graphs",
+)
 """Modules behind the registered name `onnxruntime`."""
 JAX = ("veriformer.impls.jax_nn",)
 """Modules behind the registered name `jax`."""

@@ -51,6 +51,8 @@ LIBRARIES = (
             "default",
             "math",
             "flash",
+            "flex",
+            "flex_scores",
             "one_call",
             "nested",
             "train",
