@@ -19,6 +19,7 @@ from veriformer.boundary import Boundary, Request, WrongType, describe_error, qu
 from veriformer.calling import CallPlan, UsageError, arguments, mask_values, plan_call
 from veriformer.case import flattened, nested
 from veriformer.declarations import DTYPES, Capabilities
+from veriformer.hugging_face import adapted, check_hugging_face, is_hugging_face, wrapper_of
 from veriformer.moves import Move, Program, full
 from veriformer.operation import PARAMS
 from veriformer.operations import OPERATIONS
@@ -41,7 +42,7 @@ class ModelFacts:
     takes: method -> our word -> its parameter's name. vocabulary, max_length, window: numbers or None;
     source_vocabulary: that of an encoder_decoder's source, if another. width: how many logits there are, at least
     the vocabulary. dtypes: those in which it can be had, empty where that is not known. trouble: why it could not
-    be made. factory: the target makes it; takes_dtype: and is told the dtype.
+    be made. factory: the target makes it; takes_dtype: and is told the dtype. wrapper: our class around it, if any.
     """
 
     weights: bool = False
@@ -56,6 +57,7 @@ class ModelFacts:
     takes_dtype: bool = False
     dtypes: tuple[str, ...] = ()
     trouble: str = ""
+    wrapper: str = ""
 
     def says(self) -> str:
         """The line for a header, such as 'full, step(mask), crop; vocabulary 50; weights of its own'."""
@@ -77,13 +79,18 @@ def weighted(target: Any, operation: str) -> bool:
 
 
 def is_model(target: Any, operation: str) -> bool:
-    """Whether a target is an object with the methods that it must have, and not a class of such."""
+    """Whether a target is an object with the methods that it must have, or of transformers; not a class of such."""
+    if is_hugging_face(target):
+        return True
     wanted = [word for word in OPERATIONS[operation].words if word not in OPTIONAL]
     return not isinstance(target, type) and all(callable(getattr(target, word, None)) for word in wanted)
 
 
 def check_target(target: Any, operation: str) -> None:
     """Raise UsageError for what is neither a model nor a factory, and for a model that lacks a method."""
+    if is_hugging_face(target):
+        check_hugging_face(target, operation)
+        return
     wanted = [word for word in OPERATIONS[operation].words if word not in OPTIONAL]
     has = [word for word in wanted if callable(getattr(target, word, None))]
     lacks = [word for word in wanted if word not in has]
@@ -235,8 +242,10 @@ def program_of(request: Request) -> Program:
 def made_in(target: Any, operation: str, framework: Any, dtype: str) -> Any:
     """A model with weights of its own in a dtype, as far as the framework can: a copy of a given object.
 
-    An object that cannot be copied stays as it is; a factory lets one be made in every dtype.
+    An object that cannot be copied stays as it is; a factory lets one be made in every dtype. A model of transformers
+    gets our methods.
     """
+    target = adapted(target, operation)
     if is_model(target, operation):
         if not framework.castable(target):
             return target
@@ -246,7 +255,7 @@ def made_in(target: Any, operation: str, framework: Any, dtype: str) -> Any:
             return framework.in_eval(target)
     with framework.seeded():  # weights at random are the same ones in every process
         model = target(dtype=framework.dtypes[dtype]) if takes_dtype(target) else target()
-    return framework.cast(model, dtype)
+    return framework.cast(adapted(model, operation), dtype)
 
 
 def takes_dtype(factory: Any) -> bool:
@@ -299,7 +308,8 @@ def _facts(target: Any, model: Any, operation: str, framework: Any, dtypes: tupl
     found, told = framework.read(logits)[1], takes_dtype(target) and not is_model(target, operation)
     if found in DTYPES and (found != dtypes[0] or not (told or framework.castable(model))):
         dtypes = (found,)
-    return ModelFacts(False, not is_model(target, operation), words, takes, **numbers, takes_dtype=told, dtypes=dtypes)
+    factory, wrapper = not is_model(target, operation), wrapper_of(model)
+    return ModelFacts(False, factory, words, takes, **numbers, takes_dtype=told, dtypes=dtypes, wrapper=wrapper)
 
 
 def _extras(method: Callable[..., Any]) -> dict[str, str]:

@@ -53,7 +53,8 @@ def made_lines(operation: str, given: list[str], facts: ModelFacts, torch: bool,
         kind = f"torch.{dtype}" if torch else f"np.{dtype}"
         lines += [f"torch.set_default_dtype({kind})"] if torch else []
         called = f"(dtype={kind})" if facts.takes_dtype else "()" if facts.factory else ""
-        lines.append(f"model = {operation}{called}")
+        made = f"{operation}{called}"
+        lines.append(f"model = {facts.wrapper}({made})" if facts.wrapper else f"model = {made}")
     if torch:
         cast = "" if facts.weights else f".to(torch.{dtype})"
         lines += [
