@@ -49,7 +49,7 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
 """Who is timed at each operation."""
 LEFT_OUT = {
     ("torch:flex", "attention"): "flex_attention that is not compiled, which its makers mean for debugging alone",
-    ("torch:flex_scores", "attention"): "flex_attention that is not compiled, which its makers mean for debugging alone",
+    ("torch:flex_scores", "attention"): "the code of torch:flex with its mask in another place",
     ("numpy:blocked", "attention"): "loops over blocks in Python: 0.3 s a call",
     ("numpy:lean_llama", "decoder_lm"): "the code of numpy:lean with weights of its own",
     ("torch:lean_llama", "decoder_lm"): "the code of torch:lean with weights of its own",
