@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,12 @@ import numpy as np
 from veriformer.calling import CallPlan, arguments
 from veriformer.case import flattened
 from veriformer.declarations import Capabilities
+from veriformer.given_models import replaced
 from veriformer.moves import Program
 from veriformer.operations import OPERATIONS
 
+Pull = Callable[[Sequence[Any]], dict[str, Any]]
+"""From the results' cotangents, None for zeros, to the inputs' gradients by name."""
 REFUSALS = (NotImplementedError, ValueError, RuntimeError, AssertionError, TypeError)
 """Exceptions that decline a case cleanly; any other one is an error of the implementation."""
 
@@ -167,11 +170,10 @@ class Boundary:
     def _call(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Outcome:
         try:
             with quiet():
-                returned = self._returned(request, positional, named, natives)
-                results = self._results(returned, request)
+                results, pull = self._results_and_pull(request, positional, named, natives)
                 gradients = {}
                 if request.gradient is not None:
-                    gradients = self._gradients(request, results, positional, named, natives)
+                    gradients = self._gradients(request, results, positional, named, natives, pull)
         except WrongType as error:
             return Outcome("type", str(error))
         except REFUSALS as error:
@@ -184,6 +186,20 @@ class Boundary:
             return self._read(request, results, natives, gradients)
         except Exception as error:
             return Outcome("type", f"the result cannot be read: {describe_error(error)}")
+
+    def _results_and_pull(
+        self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]
+    ) -> tuple[list[Any], Pull | None]:
+        """The results, and what gives their gradients in a framework that differentiates functions, not arrays."""
+        if request.gradient is None or self.vjp is not None or not hasattr(self.framework, "recorded"):
+            return self._results(self._returned(request, positional, named, natives), request), None
+
+        def call(inputs: Mapping[str, Any]) -> list[Any]:
+            others = {id(natives[name]): array for name, array in inputs.items()}
+            return self._results(self._returned(request, *replaced([positional, named, natives], others)), request)
+
+        results, pull = self.framework.recorded(call, {name: natives[name] for name in request.gradient})
+        return results, pull
 
     def _returned(self, request: Request, positional: list[Any], named: dict[str, Any], natives: dict[str, Any]) -> Any:
         """What the function returns, or what the composite returns that it makes of the weights."""
@@ -232,6 +248,7 @@ class Boundary:
         positional: list[Any],
         named: dict[str, Any],
         natives: dict[str, Any],
+        pull: Pull | None,
     ) -> dict[str, Any]:
         cotangents = [
             None
@@ -242,6 +259,8 @@ class Boundary:
         if request.watch:
             self.given = [(c, self._bytes(c)) for c in cotangents if c is not None]
         wanted = request.gradient or ()
+        if pull is not None:
+            return pull(cotangents)
         if self.vjp is None:
             return self.framework.gradients(results, cotangents, {name: natives[name] for name in wanted})  # type: ignore[no-any-return]
         filled = [self._zeros(r) if c is None else c for r, c in zip(results, cotangents, strict=True)]

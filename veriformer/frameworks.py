@@ -1,11 +1,13 @@
-"""NumPy and torch behind one small interface: make arrays, read them, watch memory and global state."""
+"""NumPy and torch behind one small interface: make arrays, read them, watch memory and global state.
+
+JAX has the same one in `jax_arrays`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import random
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from veriformer.devices import named, random_state, trouble, usable
 from veriformer.given_models import given
 from veriformer.layouts import constant_axis, lay_out
 
-FRAMEWORKS = ("numpy", "torch")
+FRAMEWORKS = ("numpy", "torch", "jax")
 
 
 def framework_named(name: str, device: str = "cpu") -> Any:
@@ -30,6 +32,10 @@ def framework_named(name: str, device: str = "cpu") -> Any:
         return Numpy()
     if name == "torch":
         return Torch(device)
+    if name == "jax":
+        from veriformer.jax_arrays import Jax
+
+        return Jax(device)
     raise ValueError(f"framework {name!r} is not known; known are {', '.join(FRAMEWORKS)}")
 
 
@@ -37,7 +43,7 @@ class Numpy:
     """NumPy arrays; bfloat16 comes from ml_dtypes."""
 
     name = "numpy"
-    default_dtypes = ("float64", "float32")
+    default_dtypes: tuple[str, ...] = ("float64", "float32")
     dtypes = NUMPY_DTYPES
 
     def native(self, values: np.ndarray, dtype: str, layout: str = "contiguous") -> Any:
@@ -314,68 +320,3 @@ class Torch:
         outs, grads = zip(*pairs, strict=True)
         found = self.torch.autograd.grad(outs, list(inputs.values()), grads, allow_unused=True)
         return dict(zip(inputs, found, strict=True))
-
-
-def framework_of(function: Any, module: Any) -> str:
-    """The framework a function is written in: its module's FRAMEWORK, else a look at its globals.
-
-    A framework that has not been imported by now cannot be the function's.
-    """
-    declared = getattr(module, "FRAMEWORK", None)
-    if declared:
-        return str(declared)
-    if "torch" not in sys.modules:
-        return "numpy"
-    torch = sys.modules["torch"]
-    own = getattr(function, "__module__", "") or ""
-    if own == "torch" or own.startswith("torch."):
-        return "torch"
-    if getattr(function, "__self__", None) is not None and type(function.__self__).__module__.startswith("torch"):
-        return "torch"
-    kind = function if isinstance(function, type) else type(function)
-    if issubclass(kind, torch.nn.Module):
-        return "torch"
-    if kind.__module__ not in ("builtins", "functools") and not hasattr(function, "__code__"):
-        return _framework_of_class(kind, function, module)
-    if function is getattr(torch.nn.functional, getattr(function, "__name__", ""), None):
-        return "torch"
-    plain = getattr(function, "__wrapped__", function)
-    plain = getattr(plain, "__func__", plain)
-    names = getattr(plain, "__globals__", None) or vars(module)
-    used = _owners(names[name] for name in _used(plain, names))
-    # what the function uses decides; where that tells nothing, what its module holds
-    return "torch" if "torch" in (used or _owners(names.values())) else "numpy"
-
-
-def _framework_of_class(kind: type, model: Any, module: Any) -> str:
-    """The framework of a model's class: of what it holds, or of what its methods speak of."""
-    methods = [value for value in vars(kind).values() if hasattr(value, "__code__")]
-    names = [method.__globals__[name] for method in methods for name in _used(method, method.__globals__)]
-    held = [type(value) for value in vars(model).values()] if hasattr(model, "__dict__") else []
-    owners = _owners([*names, *held, *kind.__mro__])
-    return "torch" if "torch" in (owners or _owners(vars(module).values())) else "numpy"
-
-
-def _used(function: Any, names: dict[str, Any], depth: int = 3) -> set[str]:
-    """Global names that a function speaks of, also through functions of its own module."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return set()
-    found, codes = set(), [code]
-    while codes:
-        one = codes.pop()
-        found |= {name for name in one.co_names if name in names}
-        codes += [const for const in one.co_consts if hasattr(const, "co_names")]
-    for name in list(found) if depth else []:
-        found |= _used(names[name], names, depth - 1) if getattr(names[name], "__globals__", None) is names else set()
-    return found
-
-
-def _owners(values: Iterable[Any]) -> set[str]:
-    """The frameworks that modules, functions and classes among the values belong to."""
-    found = set()
-    for value in list(values):
-        owner = getattr(value, "__name__", None) if hasattr(value, "__loader__") else getattr(value, "__module__", None)
-        if isinstance(owner, str) and owner.split(".")[0] in FRAMEWORKS:
-            found.add(owner.split(".")[0])
-    return found

@@ -5,7 +5,8 @@ They compute with halves and whole numbers, so that their logits are exact in ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from array_api_compat import array_namespace
@@ -81,3 +82,18 @@ KINDS: dict[str, type[Any]] = {"model": TableModel, "step": GivenStep}
 def given(kind: str, arrays: Sequence[Any]) -> Any:
     """The model or step made of these arrays, in the order of the table."""
     return KINDS[kind](*arrays)
+
+
+def replaced(value: Any, others: Mapping[int, Any]) -> Any:
+    """What a function is given, each array that others has by its id() in place of that array."""
+    if id(value) in others:
+        return others[id(value)]
+    if isinstance(value, dict):
+        return {key: replaced(one, others) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(replaced(one, others) for one in value)
+    if type(value) in KINDS.values():
+        made = copy.copy(value)
+        vars(made).update(replaced(vars(value), others))
+        return made
+    return value

@@ -4,7 +4,8 @@
 child dies, the next one is there in milliseconds. The judging process need not import the target's
 framework, and nothing of the user's __main__ is imported. A GPU's driver does not live on in a fork:
 for a device other than the CPU each child imports the target itself, and so does one that only
-describes it.
+describes it. Nor do the threads of JAX: where importing the target has started them, each child is
+a fresh process.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from veriformer.boundary import Outcome, Request, describe_error
 from veriformer.calling import UsageError
+from veriformer.jax_arrays import started
 from veriformer.targets import Description, Loaded, Options, load
 
 IMPORT_PATIENCE = 300.0
@@ -93,10 +96,12 @@ class Remote:
                 "put that call under `if __name__ == '__main__':`"
             )
         self.target, self.patience, self.hung, self.slowest = target, patience, False, 0.0
-        self.imports = options.device != "cpu"
+        self.imports = False
         ours, theirs = socket.socketpair()
         self.output = tempfile.TemporaryFile()
         environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), MARK: "1"}
+        if options.device == "cpu":
+            environment.setdefault("JAX_PLATFORMS", "cpu")  # or JAX takes most of a GPU's memory, for nothing
         # -c rather than -m: the folder that python puts on the path is then the caller's own
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from veriformer.isolate import main; main()", str(theirs.fileno())],
@@ -130,7 +135,8 @@ class Remote:
             raise WorkerLost(f"importing {self.target} ended the process ({exit_words(code)})") from None
         if isinstance(answer, UsageError):
             raise answer
-        return answer  # type: ignore[no-any-return]
+        descriptions, self.imports = answer
+        return descriptions  # type: ignore[no-any-return]
 
     def call(self, name: str, operation: str, request: Request) -> Outcome:
         """Make one call; a crash or a hang comes back as an outcome."""
@@ -225,10 +231,12 @@ def main() -> None:
     control = Connection(int(sys.argv[1]))
     target, options, folder = control.recv()
     sys.path[:] = [p for p in sys.path if p]
+    os.set_inheritable(control.fileno(), False)
     if options.device == "cpu":
         loaded = _described(control, target, options, folder)
         if loaded is not None:
-            _serve_forks(control, lambda: loaded)
+            fresh = partial(_spawned, pickle.dumps((target, options, folder)).hex())
+            _serve_forks(control, fresh if started() else partial(_forked, control, lambda: loaded, False))
         return
     with contextlib.suppress(ImportError):
         import torch  # noqa: F401  (no child has to, and it leaves the driver alone)
@@ -241,7 +249,7 @@ def main() -> None:
         os.kill(os.getpid(), -code)
     if code != DESCRIBED:
         sys.exit(code)
-    _serve_forks(control, lambda: _loaded(target, options, folder), ready=True)
+    _serve_forks(control, partial(_forked, control, lambda: _loaded(target, options, folder), True))
 
 
 def _loaded(target: str, options: Options, folder: str) -> dict[str, Loaded]:
@@ -258,7 +266,8 @@ def _described(control: Connection, target: str, options: Options, folder: str) 
     except BaseException as error:
         control.send(UsageError(f"importing {target} failed: {describe_error(error)}"))
         return None
-    control.send([one.description for one in loaded.values()])
+    imports = options.device != "cpu" or started()
+    control.send(([one.description for one in loaded.values()], imports))
     return loaded
 
 
@@ -273,8 +282,8 @@ def _exit_code(control: Connection, child: int) -> int:
                 os.kill(child, signal.SIGKILL)
 
 
-def _serve_forks(control: Connection, loaded: Callable[[], dict[str, Loaded]], ready: bool = False) -> None:
-    """Fork a child when asked to, until nobody is there to ask. ready: the child says when it can be called."""
+def _serve_forks(control: Connection, begun: Callable[[int], int]) -> None:
+    """Begin a child when asked to, until nobody is there to ask. begun: from the child's socket to its process id."""
     gc.freeze()  # or each collection in a child would copy every page that it shares with this process
     child = 0
     while True:
@@ -286,27 +295,47 @@ def _serve_forks(control: Connection, loaded: Callable[[], dict[str, Loaded]], r
                 os.kill(child, signal.SIGKILL)
             return
         if message == "fork":
-            child = _fork(control, loaded, ready)
+            with socket.socket(fileno=os.dup(control.fileno())) as carrier:
+                _, (handle,), _, _ = socket.recv_fds(carrier, 1, 1)
+            child = begun(handle)
+            os.close(handle)
+            control.send(child)
         else:
             _, status = os.waitpid(message[1], 0)
             child = 0
             control.send(os.waitstatus_to_exitcode(status))
 
 
-def _fork(control: Connection, loaded: Callable[[], dict[str, Loaded]], ready: bool) -> int:
-    with socket.socket(fileno=os.dup(control.fileno())) as carrier:
-        _, (handle,), _, _ = socket.recv_fds(carrier, 1, 1)
+def _forked(control: Connection, loaded: Callable[[], dict[str, Loaded]], ready: bool, handle: int) -> int:
+    """A child that is a fork of this process. ready: it says when it can be called."""
     pid = os.fork()
     if pid == 0:
         control.close()
-        channel, named = Channel(socket.socket(fileno=handle)), loaded()
-        if ready:
-            channel.send("ready")
-        serve(channel, named)
+        _answer(handle, loaded, ready)
         os._exit(0)
-    os.close(handle)
-    control.send(pid)
     return pid
+
+
+def _spawned(said: str, handle: int) -> int:
+    """A child that is a process of its own."""
+    os.set_inheritable(handle, True)
+    call = "from veriformer.isolate import main_of_child; main_of_child()"
+    return os.posix_spawn(sys.executable, [sys.executable, "-c", call, str(handle), said], os.environ)
+
+
+def main_of_child() -> None:
+    """A child that is a process of its own: import the target, then answer calls."""
+    sys.path[:] = [p for p in sys.path if p]
+    target, options, folder = pickle.loads(bytes.fromhex(sys.argv[2]))
+    _answer(int(sys.argv[1]), lambda: _loaded(target, options, folder), True)
+    os._exit(0)
+
+
+def _answer(handle: int, loaded: Callable[[], dict[str, Loaded]], ready: bool) -> None:
+    channel, named = Channel(socket.socket(fileno=handle)), loaded()
+    if ready:
+        channel.send("ready")
+    serve(channel, named)
 
 
 def serve(channel: Channel, loaded: dict[str, Loaded]) -> None:

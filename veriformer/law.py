@@ -80,7 +80,7 @@ class Domain:
         if word.startswith("preset "):
             return word.removeprefix("preset ") in self.capabilities.presets
         if word == "gradients":
-            return self.capabilities.gradients and (self.framework == "torch" or self.vjp)
+            return self.capabilities.gradients and (self.framework in ("torch", "jax") or self.vjp)
         if word == "torch":
             return importlib.util.find_spec("torch") is not None
         return bool(getattr(self.capabilities, word))

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--veriformer-require", action="append", default=[], metavar="WORDS", help="keywords that must be there")
     add("--veriformer-accepts", action="append", default=None, metavar="WORDS", help="keywords without a signature")
     add("--veriformer-returns", action="append", default=[], metavar="NAMES", help="what a returned tuple holds")
-    add("--veriformer-framework", default="", metavar="NAME", help="numpy or torch")
+    add("--veriformer-framework", default="", metavar="NAME", help="numpy, torch or jax")
     add("--veriformer-device", default="cpu", metavar="NAME", help="where tensors of torch are, such as cuda")
     add("--veriformer-dtype", action="append", default=[], metavar="NAMES", help="only these dtypes")
     add("--veriformer-effort", default="", choices=["", "look", "smoke", "ci", "deep"], help="look, smoke, ci or deep")

@@ -15,10 +15,11 @@ from typing import Any
 from veriformer.boundary import Boundary, describe_error
 from veriformer.calling import CallPlan, UsageError, nearest, plan_call
 from veriformer.declarations import Capabilities, Expected, Fault
-from veriformer.frameworks import framework_named, framework_of
+from veriformer.frameworks import framework_named
 from veriformer.libraries import library_named, versions_of
 from veriformer.models import ModelBoundary, ModelFacts, check_target, facts_of, is_model, plan_model
 from veriformer.operations import OPERATIONS
+from veriformer.written_in import framework_of
 
 GROUP = "veriformer.implementations"
 VJP = "_vjp"
