@@ -18,6 +18,7 @@ from veriformer.declarations import Capabilities, Expected, Fault
 from veriformer.frameworks import framework_named
 from veriformer.libraries import library_named, versions_of
 from veriformer.models import ModelBoundary, ModelFacts, check_target, facts_of, is_model, plan_model
+from veriformer.onnx_file import load_graph
 from veriformer.operations import OPERATIONS
 from veriformer.written_in import framework_of
 
@@ -163,6 +164,8 @@ def registered_names() -> list[str]:
 
 def _load_function(target: str, operation: str, place: str, options: Options) -> Loaded:
     _check_operation(operation)
+    if place.endswith(".onnx"):
+        return _load_graph(operation, place, options)
     where, _, attribute = place.rpartition(":")
     if not where or not attribute:
         raise UsageError(f"target {target!r}: wanted OPERATION=module:attribute or OPERATION=path/file.py:attribute")
@@ -180,6 +183,12 @@ def _load_function(target: str, operation: str, place: str, options: Options) ->
     if callable(vjp):
         functions[operation + VJP], places[operation + VJP] = vjp, (where, attribute + VJP)
     return _assemble(place, functions, module, options, own, _expected(module, ""), None, places)
+
+
+def _load_graph(operation: str, place: str, options: Options) -> Loaded:
+    graph, options = load_graph(operation, place, bool(options.returns)), replace(options, framework="numpy")
+    functions, own = {operation: graph.function}, {operation: graph.capabilities}
+    return _assemble(place, functions, graph.module, options, own, (), None, {operation: (place, graph.text)})
 
 
 def _load_registered(name: str, variant: str, point: importlib.metadata.EntryPoint, options: Options) -> list[Loaded]:

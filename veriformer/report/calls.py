@@ -100,6 +100,8 @@ def function_lines(implementation: Implementation, operation: str) -> list[str]:
     if place is None:
         return [f"{operation} = None  # a function in memory: put it here", f"assert {operation}, 'no function given'"]
     where, expression = place
+    if where.endswith(".onnx"):
+        return expression.splitlines()
     if not where.endswith(".py"):
         return [f"{operation} = importlib.import_module({where!r}).{expression}"]
     path = str(Path(where).resolve())
