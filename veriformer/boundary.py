@@ -22,6 +22,7 @@ from veriformer.calling import CallPlan, arguments
 from veriformer.case import flattened
 from veriformer.declarations import Capabilities
 from veriformer.given_models import replaced
+from veriformer.leftovers import spoil
 from veriformer.moves import Program
 from veriformer.operations import OPERATIONS
 
@@ -33,6 +34,10 @@ REFUSALS = (NotImplementedError, ValueError, RuntimeError, AssertionError, TypeE
 
 class WrongType(Exception):
     """Something other than the operation's results came back."""
+
+
+class ProcessEnded(Exception):
+    """A process that the implementation is, beside the one that calls it, has ended."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,9 @@ class Boundary:
     vjp: Callable[..., Any] | None = None
     kept: list[tuple[Any, np.ndarray]] = field(default_factory=list)
     given: list[tuple[Any, bytes]] = field(default_factory=list)
+    shape: tuple[int, ...] = ()
+    sizes: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    """Bytes of each result by those of the inputs, as far as they were seen."""
 
     def cross(self, request: Request) -> Outcome:
         """Make the call and report on it; only a real interrupt of the user passes through."""
@@ -129,6 +137,7 @@ class Boundary:
             self.framework.watch_gradient(natives[name])
         before = {name: self._bytes(native) for name, native in natives.items()} if request.watch else {}
         self.given = []
+        self._spoil(natives)
         memory = self.framework.remember()
         state = self.framework.state() if request.watch else {}
         start = time.perf_counter()
@@ -143,6 +152,12 @@ class Boundary:
         if any(self._bytes(cotangent) != values for cotangent, values in self.given):
             outcome.changed += ("cotangent",)
         return outcome
+
+    def _spoil(self, natives: Mapping[str, Any]) -> None:
+        """Let no earlier result lie where a new array is made: blocks as long as the inputs, and as results were."""
+        if self.framework.name == "numpy":
+            self.shape = tuple(native.nbytes for native in natives.values())
+            spoil((*self.shape, *self.sizes.get(self.shape, ())))
 
     def _arguments(self, request: Request) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
         """Positional and named arguments, and every array among them by its name."""
@@ -176,6 +191,8 @@ class Boundary:
                     gradients = self._gradients(request, results, positional, named, natives, pull)
         except WrongType as error:
             return Outcome("type", str(error))
+        except ProcessEnded as error:
+            return Outcome("crash", f"the program {error}")
         except REFUSALS as error:
             return Outcome("refused", describe_error(error))
         except BaseException as error:
@@ -300,6 +317,8 @@ class Boundary:
         swapped = OPERATIONS[self.plan.operation].headed  # masks, biases and sinks keep their axes in every layout
         gradients = {n: self._heads_swapped(g) if n in swapped and g is not None else g for n, g in gradients.items()}
         read = [self.framework.read(result) for result in results]
+        if self.framework.name == "numpy":
+            self.sizes[self.shape] = tuple(result.nbytes for result in results)
         self.kept = [(r, values.copy()) for r, (values, _) in zip(results, read, strict=True)] if request.watch else []
         products = {n: None if g is None else self.framework.read(g) for n, g in gradients.items()}
         return Outcome(
@@ -325,6 +344,13 @@ def describe_error(error: BaseException) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """What an implementation prints or warns of does not reach the report."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"):
+    with warnings.catch_warnings(), contextlib.redirect_stdout(_Nowhere()), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield
+
+
+class _Nowhere(io.TextIOBase):
+    """Takes any amount of text and keeps none of it."""
+
+    def write(self, text: str) -> int:
+        return len(text)

@@ -30,7 +30,10 @@ RELATIVE = ("metamorphic", "hygiene", "gradient")
 
 @dataclass
 class Settings:
-    """How a run is done. effort: look | smoke | ci | deep. max_time: seconds, or None. dtypes: all if empty."""
+    """How a run is done. effort: look | smoke | ci | deep. max_time: seconds, or None. dtypes: all if empty.
+
+    timeout, import_timeout: seconds for a call and for an import. offline: targets have no network.
+    """
 
     effort: str = "ci"
     seed: int = 0
@@ -40,8 +43,12 @@ class Settings:
     require: tuple[str, ...] = ()
     isolate: bool = True
     timeout: float = 20.0
+    import_timeout: float | None = None
+    offline: bool = False
 
     def __post_init__(self) -> None:
+        if self.offline and not self.isolate:
+            raise UsageError("--offline goes with a process of its own: leave out --in-process")
         if self.effort not in EFFORTS:
             raise UsageError(f"effort {self.effort!r} is not known; wanted one of {', '.join(EFFORTS)}")
         for dtype in self.dtypes:
@@ -171,7 +178,7 @@ def _opened(targets: Iterable[str], options: Options, settings: Settings, stack:
             yield from (vetted(in_process(one, target, options)) for one in load(target, options))
             continue
         try:
-            remote = Remote(target, options, settings.timeout)
+            remote = Remote(target, options, settings.timeout, settings.import_timeout, settings.offline)
         except WorkerLost as error:
             raise UsageError(str(error)) from None
         stack.callback(remote.close)

@@ -104,6 +104,8 @@ def add_check(commands: Any) -> None:
     add("--seed", type=int, default=None, metavar="N", help="seed of the search (default 0; at random for deep)")
     add("--max-time", type=float, default=None, metavar="S", help="stop after so many seconds")
     add("--timeout", type=float, default=20.0, metavar="S", help="a call that takes longer is a hang")
+    add("--import-timeout", type=float, default=None, metavar="S", help="an import that takes longer is a hang (300)")
+    add("--offline", action="store_true", help="targets have no network; reaching for it is an error that says so")
     add("--device", default="cpu", metavar="NAME", help="where tensors of torch are, such as cuda (default cpu)")
     add("--in-process", action="store_true", help="call the implementation in this process")
     add("--output", default=FOLDER, metavar="DIR", help=f"where reports and scripts go (default {FOLDER})")
@@ -202,6 +204,8 @@ def run_check(given: argparse.Namespace) -> int:
         words(given.require),
         not given.in_process,
         given.timeout,
+        given.import_timeout,
+        given.offline,
     )
     with ExitStack() as stack:
         targets = given.targets or installed(DEFAULT_TARGETS, given.device)

@@ -16,7 +16,6 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -25,9 +24,22 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from veriformer import offline
 from veriformer.boundary import Outcome, Request, describe_error
 from veriformer.calling import UsageError
+from veriformer.channel import Channel
 from veriformer.jax_arrays import started
+from veriformer.processes import (
+    ONE_THREAD,
+    adopt,
+    die_with_parent,
+    end,
+    end_children,
+    exit_words,
+    fill_memory,
+    give_up_first,
+    lead,
+)
 from veriformer.targets import Description, Loaded, Options, load
 
 IMPORT_PATIENCE = 300.0
@@ -37,50 +49,10 @@ DESCRIBED = 86
 """Exit code of a child that has said what the target is."""
 MARK = "VERIFORMER_WORKER"
 """Set in a worker, so that a target that starts a run when imported does not start workers without end."""
-ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class WorkerLost(Exception):
     """The process that holds the target ended while it was being imported."""
-
-
-class Channel:
-    """Objects over a socket with as few system calls as can be: a call's cost is mostly these."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket, self.limit = connection, -1.0
-
-    def send(self, value: Any) -> None:
-        """Send one object. Raises OSError where the other side is gone."""
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        self.socket.sendall(len(data).to_bytes(8, "little") + data)
-
-    def receive(self, limit: float = 0.0) -> Any:
-        """Wait for one object. Raises TimeoutError after limit seconds (0: never), EOFError at the end."""
-        if limit != self.limit:
-            # the kernel keeps the time, which saves a system call for each wait
-            seconds, rest = divmod(limit, 1.0)
-            self.socket.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6))
-            )
-            self.limit = limit
-        data = bytearray(self._some())
-        while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "little"):
-            data += self._some()
-        return pickle.loads(memoryview(data)[8:])
-
-    def _some(self) -> bytes:
-        try:
-            data = self.socket.recv(1 << 16)
-        except BlockingIOError:
-            raise TimeoutError from None
-        if not data:
-            raise EOFError
-        return data
-
-    def close(self) -> None:
-        """Hang up."""
-        self.socket.close()
 
 
 class Remote:
@@ -89,31 +61,48 @@ class Remote:
     Raises UsageError from the target, and WorkerLost where importing it ended the process.
     """
 
-    def __init__(self, target: str, options: Options, patience: float = CALL_PATIENCE) -> None:
+    def __init__(
+        self,
+        target: str,
+        options: Options,
+        patience: float = CALL_PATIENCE,
+        import_patience: float | None = None,
+        offline: bool = False,
+    ) -> None:
+        """patience, import_patience: seconds for a call and for an import. offline: without a network."""
         if MARK in os.environ:
             raise UsageError(
                 "a run was started while a target was being imported for another; "
                 "put that call under `if __name__ == '__main__':`"
             )
-        self.target, self.patience, self.hung, self.slowest = target, patience, False, 0.0
+        self.target, self.options, self.offline = target, options, offline
+        self.patience, self.hung, self.slowest = patience, False, 0.0
+        self.import_patience = IMPORT_PATIENCE if import_patience is None else import_patience
+        self.notes = tempfile.TemporaryFile("a+b", buffering=0)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the process that imports the target."""
         self.imports = False
         ours, theirs = socket.socketpair()
-        self.output = tempfile.TemporaryFile()
         environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), MARK: "1"}
-        if options.device == "cpu":
+        if self.options.device == "cpu":
             environment.setdefault("JAX_PLATFORMS", "cpu")  # or JAX takes most of a GPU's memory, for nothing
+        if self.offline:
+            environment[offline.VARIABLE] = str(self.notes.fileno())
         # -c rather than -m: the folder that python puts on the path is then the caller's own
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from veriformer.isolate import main; main()", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), self.notes.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=self.output,
+            stdout=subprocess.DEVNULL,  # there may be any amount of it
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a group to end, without a terminal to ask anything on
             env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         theirs.close()
         self.control = Connection(ours.detach())
-        self.control.send((target, options, os.getcwd()))
+        self.control.send((self.target, self.options, os.getcwd()))
         self.child: Channel | None = None
         self.pid, self.waiting = 0, False
         self.descriptions: list[Description] = self._hello()
@@ -127,12 +116,14 @@ class Remote:
 
     def _greeting(self) -> list[Description]:
         try:
-            if not self.control.poll(IMPORT_PATIENCE):
-                raise WorkerLost(f"importing {self.target} took more than {IMPORT_PATIENCE:.3g} s")
+            if not self.control.poll(self.import_patience):
+                said = f"importing {self.target} took more than {self.import_patience:.3g} s"
+                raise WorkerLost(said + self._noted())
             answer = self.control.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             code = self.process.wait()
-            raise WorkerLost(f"importing {self.target} ended the process ({exit_words(code)})") from None
+            said = f"importing {self.target} ended the process ({exit_words(code)})"
+            raise WorkerLost(said + self._noted()) from None
         if isinstance(answer, UsageError):
             raise answer
         descriptions, self.imports = answer
@@ -149,7 +140,7 @@ class Remote:
         """
         if self.waiting:
             self._finish()
-        with contextlib.suppress(OSError):  # the process is gone; fetching the outcome says how
+        with contextlib.suppress(OSError, EOFError):  # the process is gone; fetching the outcome says how
             self._channel().send((name, operation, request))
         self.waiting = True
         return self._finish
@@ -162,9 +153,9 @@ class Remote:
         except TimeoutError:
             self.hung = True
             self._kill()
-            return Outcome("timeout", f"no answer within {limit:.3g} s")
+            return Outcome("timeout", f"no answer within {limit:.3g} s{self._noted()}")
         except (EOFError, OSError, pickle.UnpicklingError):
-            return Outcome("crash", f"the process ended: {exit_words(self._reap())}")
+            return Outcome("crash", f"the process ended: {self._reap()}{self._noted()}")
         if outcome.kind == "crash":  # the device works no more for this process
             self._kill()
         self.slowest = max(self.slowest, outcome.seconds)
@@ -186,25 +177,45 @@ class Remote:
     def _await_import(self, child: Channel) -> None:
         """A child that imports the target says when it has; what else becomes of it, fetching the outcome says."""
         try:
-            child.receive(IMPORT_PATIENCE)
+            child.receive(self.import_patience)
         except TimeoutError:
-            os.kill(self.pid, signal.SIGKILL)
+            end(self.pid)
         except (EOFError, OSError):
             pass
 
     def _kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        end(self.pid)
         self._reap()
 
-    def _reap(self) -> int:
+    def _reap(self) -> str:
+        """How the child ended; where it took the process along that had imported the target, that is begun anew."""
         if self.child is not None:
             self.child.close()
             self.child = None
-        self.control.send(("reap", self.pid))
-        return int(self.control.recv())
+        try:
+            self.control.send(("reap", self.pid))
+            return exit_words(int(self.control.recv()))
+        except (EOFError, OSError):
+            code = self._close()
+            try:
+                self._begin()
+            except WorkerLost as error:
+                raise UsageError(str(error)) from None
+            return f"{exit_words(code)}, with the one that had imported the target"
+
+    def _noted(self) -> str:
+        """What a target that was judged offline tried to reach, as far as it was not said yet."""
+        self.notes.seek(0)
+        lines = self.notes.read(1000).decode(errors="replace").splitlines()
+        self.notes.truncate(0)
+        return f"; it {lines[0]}" if lines else ""
 
     def close(self) -> None:
         """End the worker."""
+        self._close()
+        self.notes.close()
+
+    def _close(self) -> int:
         if self.child is not None:
             self.child.close()
             self.child = None
@@ -213,24 +224,29 @@ class Remote:
             self.process.wait(2)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
-        self.output.close()
-
-
-def exit_words(code: int) -> str:
-    """An exit code as people say it, with the signal's name."""
-    if code < 0:
-        return signal.Signals(-code).name
-    return f"exit code {code}"
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
 
 
 def main() -> None:
     """The worker: import the target, say what it is, then fork a child for each request to."""
     # Ctrl-C reaches the whole process group; the judging side alone decides what it means
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    adopt()
+    give_up_first()
     control = Connection(int(sys.argv[1]))
     target, options, folder = control.recv()
     sys.path[:] = [p for p in sys.path if p]
+    offline.enter()
+    try:
+        _work(control, target, options, folder)
+    finally:
+        end_children()
+
+
+def _work(control: Connection, target: str, options: Options, folder: str) -> None:
     os.set_inheritable(control.fileno(), False)
     if options.device == "cpu":
         loaded = _described(control, target, options, folder)
@@ -260,11 +276,10 @@ def _described(control: Connection, target: str, options: Options, folder: str) 
     """Import the target and say what it is, or what went wrong."""
     try:
         loaded = _loaded(target, options, folder)
-    except UsageError as error:
-        control.send(error)
-        return None
     except BaseException as error:
-        control.send(UsageError(f"importing {target} failed: {describe_error(error)}"))
+        said = str(error) if isinstance(error, UsageError) else f"importing {target} failed: {describe_error(error)}"
+        tried = offline.noted()
+        control.send(UsageError(said if tried in said else f"{said}; it {tried}"))
         return None
     imports = options.device != "cpu" or started()
     control.send(([one.description for one in loaded.values()], imports))
@@ -292,7 +307,7 @@ def _serve_forks(control: Connection, begun: Callable[[int], int]) -> None:
         except (EOFError, OSError):
             # nobody will ask for the child's answer, and it may never come
             if child:
-                os.kill(child, signal.SIGKILL)
+                end(child)
             return
         if message == "fork":
             with socket.socket(fileno=os.dup(control.fileno())) as carrier:
@@ -301,7 +316,9 @@ def _serve_forks(control: Connection, begun: Callable[[int], int]) -> None:
             os.close(handle)
             control.send(child)
         else:
-            _, status = os.waitpid(message[1], 0)
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            end(child)  # what it leaves behind in its group
+            _, status = os.waitpid(child, 0)
             child = 0
             control.send(os.waitstatus_to_exitcode(status))
 
@@ -310,9 +327,11 @@ def _forked(control: Connection, loaded: Callable[[], dict[str, Loaded]], ready:
     """A child that is a fork of this process. ready: it says when it can be called."""
     pid = os.fork()
     if pid == 0:
-        control.close()
-        _answer(handle, loaded, ready)
-        os._exit(0)
+        try:
+            control.close()
+            _answer(handle, loaded, ready)
+        finally:
+            os._exit(0)
     return pid
 
 
@@ -326,15 +345,20 @@ def _spawned(said: str, handle: int) -> int:
 def main_of_child() -> None:
     """A child that is a process of its own: import the target, then answer calls."""
     sys.path[:] = [p for p in sys.path if p]
+    offline.enter()
     target, options, folder = pickle.loads(bytes.fromhex(sys.argv[2]))
     _answer(int(sys.argv[1]), lambda: _loaded(target, options, folder), True)
     os._exit(0)
 
 
 def _answer(handle: int, loaded: Callable[[], dict[str, Loaded]], ready: bool) -> None:
-    channel, named = Channel(socket.socket(fileno=handle)), loaded()
+    lead()
+    channel = Channel(socket.socket(fileno=handle))
+    os.register_at_fork(after_in_child=channel.close)  # or nobody sees this process end while a fork of it lives
+    named = loaded()
     if ready:
         channel.send("ready")
+    fill_memory()
     serve(channel, named)
 
 
@@ -346,5 +370,5 @@ def serve(channel: Channel, loaded: dict[str, Loaded]) -> None:
         except (EOFError, OSError):
             return
         boundary = loaded[name].boundaries[operation]
-        outcome, trouble = boundary.cross(request), boundary.framework.trouble()
+        outcome, trouble = offline.explained(boundary.cross(request)), boundary.framework.trouble()
         channel.send(Outcome("crash", trouble) if trouble else outcome)

@@ -15,6 +15,7 @@ from typing import Any
 from veriformer.boundary import Boundary, describe_error
 from veriformer.calling import CallPlan, UsageError, nearest, plan_call
 from veriformer.declarations import Capabilities, Expected, Fault
+from veriformer.external import PREFIX, offered
 from veriformer.frameworks import framework_named
 from veriformer.libraries import library_named, versions_of
 from veriformer.models import ModelBoundary, ModelFacts, check_target, facts_of, is_model, plan_model
@@ -89,6 +90,8 @@ def load(target: str, options: Options, folder: str = "") -> list[Loaded]:
 
 def _named(target: str, options: Options) -> list[Loaded]:
     """Every implementation of that name, also those without an operation that works on the device."""
+    if target.startswith(PREFIX):
+        return [_load_program(target, "", options)]
     if "=" in target:
         operation, place = target.split("=", 1)
         return [_load_function(target, operation.strip(), place.strip(), options)]
@@ -164,6 +167,8 @@ def registered_names() -> list[str]:
 
 def _load_function(target: str, operation: str, place: str, options: Options) -> Loaded:
     _check_operation(operation)
+    if place.startswith(PREFIX):
+        return _load_program(place, operation, options)
     if place.endswith(".onnx"):
         return _load_graph(operation, place, options)
     where, _, attribute = place.rpartition(":")
@@ -183,6 +188,13 @@ def _load_function(target: str, operation: str, place: str, options: Options) ->
     if callable(vjp):
         functions[operation + VJP], places[operation + VJP] = vjp, (where, attribute + VJP)
     return _assemble(place, functions, module, options, own, _expected(module, ""), None, places)
+
+
+def _load_program(place: str, operation: str, options: Options) -> Loaded:
+    functions, module, capabilities = offered(place, operation)
+    places = {name: (place, name) for name in functions}
+    declared = dict.fromkeys(functions, capabilities)
+    return _assemble(place, functions, module, replace(options, framework="numpy"), declared, (), None, places)
 
 
 def _load_graph(operation: str, place: str, options: Options) -> Loaded:

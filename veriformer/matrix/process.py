@@ -19,9 +19,9 @@ from typing import Any
 
 import veriformer
 from veriformer.catalogue import LEVEL
-from veriformer.isolate import ONE_THREAD
 from veriformer.libraries import versions_of
 from veriformer.matrix.units import Unit
+from veriformer.processes import ONE_THREAD
 from veriformer.report.record import slug, write
 
 GRACE = 300.0
