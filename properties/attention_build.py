@@ -156,6 +156,8 @@ def settled(case: Case, wish: Wish, domain: Domain, rng: np.random.Generator) ->
         if not allowed.any(-1).all():
             return None
     if wish.some_empty and allowed.any(-1).all():
+        if case["mask"] is None:  # a triangle that starts at the top left leaves no row empty
+            return None
         case = closed(case, rng)
     if wish.hidden and allowed.all():
         case = concealed(case, rng)

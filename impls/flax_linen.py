@@ -1,0 +1,321 @@
+"""Flax linen's modules and functions, applied to the given weights under jax.jit.
+
+Flax has [B,T,H,D], True in a mask may be seen, and a row that may see nothing gets the plain mean of all values.
+Masks are made by helpers (make_causal_mask, combine_masks); there is no causal flag, no scale, no window, and as many
+key heads as query heads. LayerNorm takes E[x^2] - E[x]^2 for the variance unless use_fast_variance=False. A decoding
+module has a cache of fixed length and takes one token at a time; it counts on where the cache is full. Statistics of
+norms and their gradients are float32 at least. RMSNorm has no bias, gelu approximates by default.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from veriformer.declarations import Capabilities, Expected
+
+FRAMEWORK = "jax"
+DISTRIBUTIONS = ("flax", "jax")
+Params = Mapping[str, Any]
+_BIASES = ("bq", "bk", "bv", "bo")
+_CAPACITY = 24
+"""Rows of the cache of a decoder whose length was not said."""
+
+
+def _layer_norm(name: str, fast: bool) -> Callable[..., Array]:
+    def layer_norm(x: Array, weight: Array, bias: Array, *, eps: float = 1e-6) -> Array:
+        """flax.linen.LayerNorm over the last axis.
+
+        x[..., d], weight[d], bias[d] -> [..., d]
+        y = weight (x - mean) / sqrt(variance + eps) + bias
+        Source: the Flax manual, flax.linen.LayerNorm, with use_fast_variance as the name says.
+        """
+        module = nn.LayerNorm(epsilon=eps, use_fast_variance=fast, dtype=x.dtype)
+        return module.apply({"params": {"scale": weight, "bias": bias}}, x)
+
+    layer_norm.__qualname__ = f"layer_norm[{name}]"
+    return layer_norm
+
+
+def rms_norm(x: Array, weight: Array, *, eps: float = 1e-6) -> Array:
+    """flax.linen.RMSNorm over the last axis.
+
+    x[..., d], weight[d] -> [..., d]
+    y = weight x / sqrt(mean(x^2) + eps)
+    Source: the Flax manual, flax.linen.RMSNorm.
+    """
+    return nn.RMSNorm(epsilon=eps, dtype=x.dtype).apply({"params": {"scale": weight}}, x)
+
+
+def softmax(x: Array, *, axis: int = -1) -> Array:
+    """flax.linen.softmax.
+
+    x[...] -> [...]
+    p_i = exp(x_i) / sum_j exp(x_j)
+    Source: the Flax manual, flax.linen.activation.
+    """
+    return nn.softmax(x, axis=axis)
+
+
+def log_softmax(x: Array, *, axis: int = -1) -> Array:
+    """flax.linen.log_softmax.
+
+    x[...] -> [...]
+    y_i = x_i - log sum_j exp(x_j)
+    Source: the Flax manual, flax.linen.activation.
+    """
+    return nn.log_softmax(x, axis=axis)
+
+
+def _gelu(approximate: bool) -> Callable[[Array], Array]:
+    def gelu(x: Array) -> Array:
+        """flax.linen.gelu.
+
+        x[...] -> [...]
+        x Phi(x), or its approximation with tanh
+        Source: the Flax manual, flax.linen.gelu.
+        """
+        return nn.gelu(x, approximate=approximate)
+
+    return gelu
+
+
+def relu(x: Array) -> Array:
+    """flax.linen.relu.
+
+    x[...] -> [...]
+    max(x, 0)
+    Source: the Flax manual, flax.linen.activation.
+    """
+    return nn.relu(x)
+
+
+def feed_forward(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
+    """Two flax.linen.Dense with flax.linen.relu between them.
+
+    x[..., d], w1[d,f], b1[f], w2[f,d], b2[d] -> [..., d]
+    relu(x w1 + b1) w2 + b2
+    Source: the Flax manual, flax.linen.Dense.
+    """
+    inner = nn.relu(nn.Dense(w1.shape[1]).apply({"params": {"kernel": w1, "bias": b1}}, x))
+    return nn.Dense(w2.shape[1]).apply({"params": {"kernel": w2, "bias": b2}}, inner)
+
+
+def embedding(ids: Array, table: Array) -> Array:
+    """flax.linen.Embed.
+
+    ids[...], table[V,d] -> [..., d]
+    table_ids
+    Source: the Flax manual, flax.linen.Embed.
+    """
+    return nn.Embed(*table.shape, dtype=table.dtype).apply({"params": {"embedding": table}}, ids)
+
+
+def _attention(name: str, wide: bool) -> Callable[..., Array]:
+    def attention(q: Array, k: Array, v: Array, *, mask: Array | None = None, bias: Array | None = None) -> Array:
+        """flax.linen.dot_product_attention.
+
+        q[B,Tq,H,D], k[B,Tk,H,D], v[B,Tk,H,Dv] -> [B,Tq,H,Dv]
+        softmax(q k^T D^-1/2 + bias) v over the keys a row may see
+        Source: the Flax manual, flax.linen.dot_product_attention, with force_fp32_for_softmax as the name says.
+        """
+        return nn.dot_product_attention(q, k, v, bias, mask, deterministic=True, force_fp32_for_softmax=wide)
+
+    attention.__qualname__ = f"attention[{name}]"
+    return attention
+
+
+def _heads(params: Params, heads: int) -> dict[str, Any]:
+    """Ours by Flax's names and shapes: [in,heads,width], [heads,width]; all biases or none."""
+    found = {}
+    for ours, theirs in zip("qkvo", ("query", "key", "value", "out"), strict=True):
+        kernel, bias, out = params[f"w{ours}"], params.get(f"b{ours}"), ours == "o"
+        at = kernel.reshape((heads, -1, kernel.shape[1]) if out else (kernel.shape[0], heads, -1))
+        found[theirs] = {"kernel": at}
+        if any(name in params for name in _BIASES):
+            bias = jnp.zeros_like(kernel[0]) if bias is None else bias
+            found[theirs]["bias"] = bias if out else bias.reshape(heads, -1)
+    return found
+
+
+def _module(params: Params, heads: int, **options: Any) -> nn.MultiHeadDotProductAttention:
+    """The module of these sizes. Raises ValueError for key heads or values of a width of their own."""
+    inner = params["wq"].shape[1]
+    for name in ("wk", "wv"):
+        if params[name].shape[1] != inner:
+            raise ValueError(f"{name}: got width {params[name].shape[1]}, wanted {inner}, that of the queries")
+    biases = any(name in params for name in _BIASES)
+    return nn.MultiHeadDotProductAttention(
+        heads, qkv_features=inner, out_features=params["wo"].shape[1], use_bias=biases, deterministic=True, **options
+    )
+
+
+def _mha(name: str, *, weights: bool = False, wide: bool = False) -> Callable[..., Array]:
+    def multi_head_attention(
+        x: Array, memory: Array, params: Params, *, heads: int, mask: Array | None = None
+    ) -> Array:
+        """flax.linen.MultiHeadDotProductAttention.
+
+        x[B,Tq,d], memory[B,Tk,d], params: wq, wk, wv, wo and perhaps biases -> [B,Tq,d]
+        concat_h(softmax(q_h k_h^T D^-1/2) v_h) wo + bo
+        Source: the Flax manual, flax.linen.MultiHeadDotProductAttention.
+        Raises ValueError for grouped heads and for values of another width.
+        """
+        module = _module(params, heads, force_fp32_for_softmax=wide)
+        out, _ = module.apply(
+            {"params": _heads(params, heads)}, x, memory, mask=mask, sow_weights=weights, mutable=["intermediates"]
+        )
+        return out
+
+    multi_head_attention.__qualname__ = f"multi_head_attention[{name}]"
+    return multi_head_attention
+
+
+def _normed(x: Array, params: Params) -> Array:
+    """LayerNorm where there is a bias, else RMSNorm, at the eps of our models."""
+    if "bias" in params:
+        return _layer_norm("stable", False)(x, params["weight"], params["bias"], eps=1e-5)
+    return rms_norm(x, params["weight"])
+
+
+class Decoder:
+    """A decoder-only model around MultiHeadDotProductAttention; its caches are those of decode=True."""
+
+    def __init__(self, params: Params, heads: int, norm: str, alpha: float, max_length: int | None) -> None:
+        self.params, self.heads, self.pre, self.alpha = params, heads, norm == "pre", alpha
+        self.vocabulary, self.capacity = len(params["embedding"]), max_length or _CAPACITY
+        self.max_length = self.capacity
+
+    def full(self, tokens: Array) -> Array:
+        """What may come after each token, given those up to it, with make_causal_mask.
+
+        tokens[B,T] -> logits[B,T,V]
+        Source: Radford et al. 2019, section 2.3; the Flax manual, flax.linen.make_causal_mask.
+        """
+        mask = nn.make_causal_mask(tokens)
+
+        def attend(number: int, x: Array) -> Array:
+            params = self.params["layers"][number]["attention"]
+            return _module(params, self.heads).apply({"params": _heads(params, self.heads)}, x, mask=mask)
+
+        return self._run(tokens, attend)
+
+    def step(self, tokens: Array, cache: list[Any] | None) -> tuple[Array, list[Any]]:
+        """The same for one new token after those in the cache.
+
+        tokens[B,1] -> logits[B,1,V], the cache
+        Source: the Flax manual, flax.linen.MultiHeadDotProductAttention, decode.
+        Raises ValueError for more than one token.
+        """
+        old, new = cache or [self._empty(layer["attention"], len(tokens)) for layer in self.params["layers"]], []
+
+        def attend(number: int, x: Array) -> Array:
+            params = self.params["layers"][number]["attention"]
+            variables = {"params": _heads(params, self.heads), "cache": old[number]}
+            out, changed = _module(params, self.heads, decode=True).apply(variables, x, mutable=["cache"])
+            new.append(changed["cache"])
+            return out
+
+        return self._run(tokens, attend), new
+
+    def _empty(self, params: Params, batch: int) -> Any:
+        """A layer's cache, made by init as the manual has it, without computing anything."""
+        x = jax.ShapeDtypeStruct((batch, self.capacity, params["wq"].shape[0]), params["wq"].dtype)
+        made = jax.eval_shape(_module(params, self.heads, decode=True).init, jax.random.key(0), x)
+        return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), made["cache"])
+
+    def _run(self, tokens: Array, attend: Callable[[int, Array], Array]) -> Array:
+        """The whole model; attend(layer, x) is its self-attention."""
+        table = self.params["embedding"]
+        x = embedding(tokens, table) * self.params.get("embedding_scale", 1.0)
+        for number, layer in enumerate(self.params["layers"]):
+            inner = layer["feed_forward"]
+            y = attend(number, _normed(x, layer["norm1"]) if self.pre else x)
+            x = x + y if self.pre else _normed(self.alpha * x + y, layer["norm1"])
+            y = _fed(_normed(x, layer["norm2"]) if self.pre else x, inner)
+            x = x + y if self.pre else _normed(self.alpha * x + y, layer["norm2"])
+        x = x if self.params.get("norm") is None else _normed(x, self.params["norm"])
+        head = self.params.get("head")
+        if head is None:
+            return nn.Embed(*table.shape, dtype=table.dtype).apply(
+                {"params": {"embedding": table}}, x, method=nn.Embed.attend
+            )
+        return _dense(x, head["w"], head.get("b"))
+
+
+def _dense(x: Array, kernel: Array, bias: Array | None) -> Array:
+    params = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
+    return nn.Dense(kernel.shape[1], use_bias=bias is not None).apply({"params": params}, x)
+
+
+def _fed(x: Array, params: Params) -> Array:
+    inner = nn.relu(_dense(x, params["w1"], params.get("b1")))
+    return _dense(inner, params["w2"], params.get("b2"))
+
+
+def decoder_lm(
+    params: Params, *, heads: int, norm: str = "pre", alpha: float = 1.0, max_length: int | None = None
+) -> Decoder:
+    """The model of these weights, without positions.
+
+    params: decoder_lm
+    Raises ValueError for grouped heads.
+    """
+    return Decoder(params, heads, norm, alpha, max_length)
+
+
+_EAGER: dict[str, dict[str, Callable[..., Any]]] = {
+    "linen": {
+        "softmax": softmax,
+        "log_softmax": log_softmax,
+        "layer_norm": _layer_norm("linen", True),
+        "rms_norm": rms_norm,
+        "gelu": _gelu(False),
+        "relu": relu,
+        "feed_forward": feed_forward,
+        "embedding": embedding,
+    },
+    "linen_stable": {"layer_norm": _layer_norm("linen_stable", False)},
+    "linen_approximate": {"gelu": _gelu(True)},
+    "linen_attention": {"attention": _attention("linen_attention", False)},
+    "linen_attention_wide": {"attention": _attention("linen_attention_wide", True)},
+    "linen_heads": {"multi_head_attention": _mha("linen_heads")},
+    "linen_heads_weights": {"multi_head_attention": _mha("linen_heads_weights", weights=True)},
+    "linen_decoder": {"decoder_lm": decoder_lm},
+}
+_STATIC = {"axis", "heads", "causal"}
+"""Keywords that a compiled function is compiled for; the others are traced."""
+
+
+def _compiled(operation: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under jax.jit, as modules are run; a model's steps are left as they are."""
+    if operation == "decoder_lm":
+        return function
+    names = _STATIC & set(inspect.signature(function).parameters)
+    return jax.jit(function, static_argnames=sorted(names))
+
+
+VARIANTS = {
+    variant: {operation: _compiled(operation, function) for operation, function in functions.items()}
+    for variant, functions in _EAGER.items()
+}
+_EACH = Capabilities(compiles_per_shape=True)
+_ATTENTION = replace(_EACH, layout="BTHD", grouped_heads=False, empty_row="mean", infinite_bias=True)
+_HEADS = replace(_EACH, grouped_heads=False, value_width="equal", empty_row="mean")
+CAPABILITIES = {
+    **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
+    "linen_approximate": {"gelu": replace(_EACH, gelu="tanh")},
+    "linen_attention": {"attention": _ATTENTION},
+    "linen_attention_wide": {"attention": _ATTENTION},
+    "linen_heads": {"multi_head_attention": _HEADS},
+    "linen_heads_weights": {"multi_head_attention": _HEADS},
+    "linen_decoder": {"decoder_lm": replace(_HEADS, empty_row="zeros", cache="persistent", chunked_steps=False)},
+}
+EXPECTED: list[Expected] = []

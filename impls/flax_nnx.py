@@ -1,0 +1,274 @@
+"""Flax nnx's modules and functions, made of the given weights and run under jax.jit.
+
+Flax has [B,T,H,D], True in a mask may be seen, is_causal starts at the top left, and a row that may see nothing gets
+the plain mean of all values. dot_product_attention is jax.nn's, which wants Dv = D and computes scores in float32
+whatever comes in, unless the weights are sown: then nnx computes by itself. There is no scale and no window. LayerNorm
+takes E[x^2] - E[x]^2 for the variance unless use_fast_variance=False. A decoding module has a cache of fixed length
+and takes one token at a time; it counts on where the cache is full.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from veriformer.declarations import Capabilities, Expected
+
+FRAMEWORK = "jax"
+DISTRIBUTIONS = ("flax", "jax")
+Params = Mapping[str, Any]
+_BIASES = ("bq", "bk", "bv", "bo")
+_CAPACITY = 24
+"""Rows of the cache of a decoder whose length was not said."""
+_ZEROS = nnx.initializers.zeros_init()
+
+
+def _set(module: Any, **weights: Array) -> Any:
+    """The module with these weights in place of its own."""
+    for name, value in weights.items():
+        setattr(module, name, nnx.Param(value))
+    return module
+
+
+def _layer_norm(name: str, fast: bool) -> Callable[..., Array]:
+    def layer_norm(x: Array, weight: Array, bias: Array, *, eps: float = 1e-6) -> Array:
+        """flax.nnx.LayerNorm over the last axis.
+
+        x[..., d], weight[d], bias[d] -> [..., d]
+        y = weight (x - mean) / sqrt(variance + eps) + bias
+        Source: the Flax manual, flax.nnx.LayerNorm, with use_fast_variance as the name says.
+        """
+        module = nnx.LayerNorm(x.shape[-1], epsilon=eps, use_fast_variance=fast, dtype=x.dtype, rngs=nnx.Rngs(0))
+        return _set(module, scale=weight, bias=bias)(x)
+
+    layer_norm.__qualname__ = f"layer_norm[{name}]"
+    return layer_norm
+
+
+def rms_norm(x: Array, weight: Array, *, eps: float = 1e-6) -> Array:
+    """flax.nnx.RMSNorm over the last axis.
+
+    x[..., d], weight[d] -> [..., d]
+    y = weight x / sqrt(mean(x^2) + eps)
+    Source: the Flax manual, flax.nnx.RMSNorm.
+    """
+    return _set(nnx.RMSNorm(x.shape[-1], epsilon=eps, dtype=x.dtype, rngs=nnx.Rngs(0)), scale=weight)(x)
+
+
+def _dense(x: Array, kernel: Array, bias: Array | None) -> Array:
+    own = {"use_bias": bias is not None, "kernel_init": _ZEROS, "param_dtype": kernel.dtype, "rngs": nnx.Rngs(0)}
+    module = _set(nnx.Linear(*kernel.shape, **own), kernel=kernel)
+    return (module if bias is None else _set(module, bias=bias))(x)
+
+
+def feed_forward(x: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
+    """Two flax.nnx.Linear with flax.nnx.relu between them.
+
+    x[..., d], w1[d,f], b1[f], w2[f,d], b2[d] -> [..., d]
+    relu(x w1 + b1) w2 + b2
+    Source: the Flax manual, flax.nnx.Linear.
+    """
+    return _dense(nnx.relu(_dense(x, w1, b1)), w2, b2)
+
+
+def embedding(ids: Array, table: Array) -> Array:
+    """flax.nnx.Embed.
+
+    ids[...], table[V,d] -> [..., d]
+    table_ids
+    Source: the Flax manual, flax.nnx.Embed.
+    """
+    return _embed(table)(ids)
+
+
+def _embed(table: Array) -> nnx.Embed:
+    module = nnx.Embed(*table.shape, dtype=table.dtype, embedding_init=_ZEROS, rngs=nnx.Rngs(0))
+    return _set(module, embedding=table)
+
+
+def _attention(name: str, sown: bool) -> Callable[..., Array]:
+    def attention(
+        q: Array, k: Array, v: Array, *, mask: Array | None = None, bias: Array | None = None, causal: bool = False
+    ) -> Array:
+        """flax.nnx.dot_product_attention.
+
+        q[B,Tq,H,D], k[B,Tk,G,D], v[B,Tk,G,Dv] -> [B,Tq,H,Dv]
+        softmax(q k^T D^-1/2 + bias) v over the keys a row may see; query i sits at i (top left)
+        Source: the Flax manual, flax.nnx.dot_product_attention, whose weights are sown as the name says.
+        """
+        module = nnx.Module() if sown else None
+        return nnx.dot_product_attention(q, k, v, bias, mask, deterministic=True, module=module, is_causal=causal)
+
+    attention.__qualname__ = f"attention[{name}]"
+    return attention
+
+
+def _module(params: Params, heads: int, decode: bool = False) -> nnx.MultiHeadAttention:
+    """The module of these weights. Raises ValueError for values of another width."""
+    inner, biases = params["wq"].shape[1], any(name in params for name in _BIASES)
+    groups = params["wk"].shape[1] * heads // inner
+    if params["wv"].shape[1] != params["wk"].shape[1]:
+        raise ValueError(f"wv: got width {params['wv'].shape[1]}, wanted {params['wk'].shape[1]}, that of the keys")
+    module = nnx.MultiHeadAttention(
+        heads, params["wq"].shape[0], inner, params["wo"].shape[1], groups, params["wk"].shape[0],
+        use_bias=biases, deterministic=True, decode=decode, kernel_init=_ZEROS, rngs=nnx.Rngs(0),
+    )  # fmt: skip
+    for name, count in (("query", heads), ("key", groups), ("value", groups), ("out", heads)):
+        out, kernel, bias = name == "out", params[f"w{name[0]}"], params.get(f"b{name[0]}")
+        shape = (count, -1, kernel.shape[1]) if out else (kernel.shape[0], count, -1)
+        _set(getattr(module, name), kernel=kernel.reshape(shape))
+        if biases:
+            bias = jnp.zeros_like(kernel[0]) if bias is None else bias
+            _set(getattr(module, name), bias=bias if out else bias.reshape(count, -1))
+    return module
+
+
+def _mha(name: str, sown: bool) -> Callable[..., Array]:
+    def multi_head_attention(
+        x: Array, memory: Array, params: Params, *, heads: int, mask: Array | None = None, causal: bool = False
+    ) -> Array:
+        """flax.nnx.MultiHeadAttention.
+
+        x[B,Tq,d], memory[B,Tk,d], params: wq, wk, wv, wo and perhaps biases -> [B,Tq,d]
+        concat_h(softmax(q_h k_g^T D^-1/2) v_g) wo + bo, g = h // (H/G)
+        Source: the Flax manual, flax.nnx.MultiHeadAttention.
+        Raises ValueError for values of another width than the keys.
+        """
+        return _module(params, heads)(x, memory, mask=mask, sow_weights=sown, is_causal=causal)
+
+    multi_head_attention.__qualname__ = f"multi_head_attention[{name}]"
+    return multi_head_attention
+
+
+def _normed(x: Array, params: Params) -> Array:
+    """LayerNorm where there is a bias, else RMSNorm, at the eps of our models."""
+    if "bias" in params:
+        return _layer_norm("stable", False)(x, params["weight"], params["bias"], eps=1e-5)
+    return rms_norm(x, params["weight"])
+
+
+class Decoder:
+    """A decoder-only model around MultiHeadAttention; its caches are those of decode=True."""
+
+    def __init__(
+        self, params: Params, heads: int, norm: str, alpha: float, max_length: int | None, causal: bool
+    ) -> None:
+        self.params, self.heads, self.pre, self.alpha, self.causal = params, heads, norm == "pre", alpha, causal
+        self.vocabulary, self.max_length = len(params["embedding"]), max_length or _CAPACITY
+
+    def full(self, tokens: Array) -> Array:
+        """What may come after each token, given those up to it, with is_causal.
+
+        tokens[B,T] -> logits[B,T,V]
+        Source: Radford et al. 2019, section 2.3; the Flax manual, flax.nnx.MultiHeadAttention.
+        """
+
+        def attend(number: int, x: Array) -> Array:
+            return _module(self.params["layers"][number]["attention"], self.heads)(x, is_causal=True)
+
+        return self._run(tokens, attend)
+
+    def step(self, tokens: Array, cache: list[Any] | None) -> tuple[Array, list[Any]]:
+        """The same for one new token after those in the cache.
+
+        tokens[B,1] -> logits[B,1,V], the cache
+        Source: the Flax manual, flax.nnx.MultiHeadAttention, decode and init_cache.
+        Raises ValueError for more than one token.
+        """
+        new: list[Any] = []
+
+        def attend(number: int, x: Array) -> Array:
+            module = _module(self.params["layers"][number]["attention"], self.heads, decode=True)
+            module.init_cache((len(x), self.max_length, x.shape[2]), dtype=x.dtype)
+            if cache is not None:
+                nnx.update(module, cache[number])
+            out = module(x, is_causal=self.causal)
+            new.append(nnx.state(module, nnx.Cache))
+            return out
+
+        return self._run(tokens, attend), new
+
+    def _run(self, tokens: Array, attend: Callable[[int, Array], Array]) -> Array:
+        """The whole model; attend(layer, x) is its self-attention."""
+        table = _embed(self.params["embedding"])
+        x = table(tokens) * self.params.get("embedding_scale", 1.0)
+        for number, layer in enumerate(self.params["layers"]):
+            inner = layer["feed_forward"]
+            y = attend(number, _normed(x, layer["norm1"]) if self.pre else x)
+            x = x + y if self.pre else _normed(self.alpha * x + y, layer["norm1"])
+            y = nnx.relu(_dense(_normed(x, layer["norm2"]) if self.pre else x, inner["w1"], inner.get("b1")))
+            y = _dense(y, inner["w2"], inner.get("b2"))
+            x = x + y if self.pre else _normed(self.alpha * x + y, layer["norm2"])
+        x = x if self.params.get("norm") is None else _normed(x, self.params["norm"])
+        head = self.params.get("head")
+        return table.attend(x) if head is None else _dense(x, head["w"], head.get("b"))
+
+
+def _decoder(causal: bool) -> Callable[..., Decoder]:
+    def decoder_lm(
+        params: Params, *, heads: int, norm: str = "pre", alpha: float = 1.0, max_length: int | None = None
+    ) -> Decoder:
+        """The model of these weights, without positions.
+
+        params: decoder_lm
+        Raises ValueError for values of another width than the keys.
+        """
+        return Decoder(params, heads, norm, alpha, max_length, causal)
+
+    return decoder_lm
+
+
+_EAGER: dict[str, dict[str, Callable[..., Any]]] = {
+    "nnx": {
+        "layer_norm": _layer_norm("nnx", True),
+        "rms_norm": rms_norm,
+        "feed_forward": feed_forward,
+        "embedding": embedding,
+    },
+    "nnx_stable": {"layer_norm": _layer_norm("nnx_stable", False)},
+    "nnx_attention": {"attention": _attention("nnx_attention", False)},
+    "nnx_attention_weights": {"attention": _attention("nnx_attention_weights", True)},
+    "nnx_heads": {"multi_head_attention": _mha("nnx_heads", False)},
+    "nnx_heads_weights": {"multi_head_attention": _mha("nnx_heads_weights", True)},
+    "nnx_decoder": {"decoder_lm": _decoder(False)},
+    "nnx_decoder_causal": {"decoder_lm": _decoder(True)},
+}
+_STATIC = {"axis", "heads", "causal"}
+"""Keywords that a compiled function is compiled for; the others are traced."""
+
+
+def _compiled(operation: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under jax.jit, as modules are run; a model's steps are left as they are."""
+    if operation == "decoder_lm":
+        return function
+    names = _STATIC & set(inspect.signature(function).parameters)
+    return jax.jit(function, static_argnames=sorted(names))
+
+
+VARIANTS = {
+    variant: {operation: _compiled(operation, function) for operation, function in functions.items()}
+    for variant, functions in _EAGER.items()
+}
+_EACH = Capabilities(compiles_per_shape=True)
+_SOWN = replace(_EACH, layout="BTHD", causal_alignment="top_left", empty_row="mean", infinite_bias=True)
+_ATTENTION = replace(_SOWN, value_width="equal", intermediate={"float64": "float32"}, accumulate={"float64": "float32"})
+_SOWN_HEADS = replace(_EACH, causal_alignment="top_left", value_width="equal", empty_row="mean")
+_HEADS = replace(_SOWN_HEADS, intermediate={"float64": "float32"}, accumulate={"float64": "float32"})
+_DECODER = replace(_EACH, value_width="equal", cache="persistent", chunked_steps=False)
+CAPABILITIES = {
+    **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
+    "nnx_attention": {"attention": _ATTENTION},
+    "nnx_attention_weights": {"attention": _SOWN},
+    "nnx_heads": {"multi_head_attention": _HEADS},
+    "nnx_heads_weights": {"multi_head_attention": _SOWN_HEADS},
+    "nnx_decoder": {"decoder_lm": _DECODER},
+    "nnx_decoder_causal": {"decoder_lm": _DECODER},
+}
+EXPECTED: list[Expected] = []

@@ -1,0 +1,368 @@
+"""Keras 3 on the backend that KERAS_BACKEND names: its functions, layers, losses and optimizers.
+
+Registered twice, through `keras_torch` and `keras_jax`, which choose the backend. Layers are built for every call and
+the given weights put in place of their own by stateless_call. Keras has [B,T,H,D], its causal triangle starts at the
+top left, True in a mask may be seen, and a row that may see nothing gets the plain mean, or 0 where the scores are
+asked for. It lacks: temperature, window and sink in the functions, padding_index, ignore_class beside smoothing. Its
+attn_logits_soft_cap is for TPUs alone. flash_attention=True is refused on a CPU, and was not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import keras
+from keras import layers, losses, ops, optimizers
+
+from veriformer.declarations import Capabilities
+
+FRAMEWORK = keras.backend.backend()
+DISTRIBUTIONS = ("keras", FRAMEWORK)
+Params = Mapping[str, Any]
+_BIASES = ("bq", "bk", "bv", "bo")
+_PROJECTIONS = ("query", "key", "value", "attention_output")
+
+
+def _dtype(x: Any) -> str:
+    return str(keras.backend.standardize_dtype(x.dtype))
+
+
+def _called(layer: Any, weights: list[Any], *inputs: Any, **keywords: Any) -> Any:
+    """What a built layer makes of the inputs with these weights in place of its own."""
+    return layer.stateless_call(weights, [], *inputs, **keywords)[0]
+
+
+def softmax(x: Any, *, axis: int = -1) -> Any:
+    """keras.ops.softmax.
+
+    x[...] -> [...]
+    p_i = exp(x_i) / sum_j exp(x_j)
+    Source: the Keras manual, keras.ops.softmax. A row of -inf alone gives NaN.
+    """
+    return ops.softmax(x, axis=axis)
+
+
+def softmax_layer(x: Any, *, axis: int = -1) -> Any:
+    """keras.layers.Softmax without a mask; the formula and the source as for the function."""
+    return _called(layers.Softmax(axis=axis, dtype=_dtype(x)), [], x)
+
+
+def softmax_axes(x: Any, *, axis: int = -1) -> Any:
+    """keras.layers.Softmax over a list of axes, which takes another path from two of them on.
+
+    x[...] -> [...]
+    exp(x - logsumexp(x)); the second axis has length 1
+    Source: the Keras manual, keras.layers.Softmax.
+    """
+    at = axis % x.ndim
+    inner = _called(layers.Softmax(axis=(at, at + 1), dtype=_dtype(x)), [], ops.expand_dims(x, at + 1))
+    return ops.squeeze(inner, at + 1)
+
+
+def log_softmax(x: Any, *, axis: int = -1) -> Any:
+    """keras.ops.log_softmax.
+
+    x[...] -> [...]
+    y_i = x_i - log sum_j exp(x_j)
+    Source: the Keras manual, keras.ops.log_softmax. A row of -inf alone gives NaN.
+    """
+    return ops.log_softmax(x, axis=axis)
+
+
+def logsumexp(x: Any, *, axis: int = -1) -> Any:
+    """keras.ops.logsumexp.
+
+    x[...] -> [... without axis]
+    y = log sum_j exp(x_j)
+    Source: the Keras manual, keras.ops.logsumexp.
+    """
+    return ops.logsumexp(x, axis=axis)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """keras.layers.LayerNormalization over the last axis.
+
+    x[..., d], weight[d], bias[d] -> [..., d]
+    y = weight (x - mean) / sqrt(variance + eps) + bias
+    Source: the Keras manual, keras.layers.LayerNormalization, whose own epsilon is 0.001.
+    """
+    layer = layers.LayerNormalization(axis=-1, epsilon=eps, dtype=_dtype(x))
+    layer.build(tuple(x.shape))
+    return _called(layer, [weight, bias], x)
+
+
+def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6) -> Any:
+    """keras.layers.RMSNormalization over the last axis.
+
+    x[..., d], weight[d] -> [..., d]
+    y = weight x / sqrt(mean(x^2) + eps)
+    Source: the Keras manual, keras.layers.RMSNormalization.
+    """
+    layer = layers.RMSNormalization(axis=-1, epsilon=eps, dtype=_dtype(x))
+    layer.build(tuple(x.shape))
+    return _called(layer, [weight], x)
+
+
+def _gelu(approximate: bool) -> Callable[[Any], Any]:
+    def gelu(x: Any) -> Any:
+        """keras.ops.gelu.
+
+        x[...] -> [...]
+        x Phi(x), or its approximation with tanh
+        Source: the Keras manual, keras.ops.gelu, which approximates by default.
+        """
+        return ops.gelu(x, approximate=approximate)
+
+    return gelu
+
+
+def relu(x: Any) -> Any:
+    """keras.ops.relu.
+
+    x[...] -> [...]
+    max(x, 0)
+    Source: the Keras manual, keras.ops.relu.
+    """
+    return ops.relu(x)
+
+
+def feed_forward(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    """Two keras.layers.Dense, the first with activation="relu".
+
+    x[..., d], w1[d,f], b1[f], w2[f,d], b2[d] -> [..., d]
+    relu(x w1 + b1) w2 + b2
+    Source: the Keras manual, keras.layers.Dense.
+    """
+    for kernel, bias, activation in ((w1, b1, "relu"), (w2, b2, None)):
+        layer = layers.Dense(kernel.shape[1], activation, kernel_initializer="zeros", dtype=_dtype(x))
+        layer.build(tuple(x.shape))
+        x = _called(layer, [kernel, bias], x)
+    return x
+
+
+def embedding(ids: Any, table: Any) -> Any:
+    """keras.layers.Embedding.
+
+    ids[...], table[V,d] -> [..., d]
+    table_ids
+    Source: the Keras manual, keras.layers.Embedding.
+    """
+    layer = layers.Embedding(*table.shape, embeddings_initializer="zeros", dtype=_dtype(table))
+    layer.build()
+    return _called(layer, [table], ids)
+
+
+def _attention(name: str, flash: bool | None) -> Callable[..., Any]:
+    def attention(
+        q: Any, k: Any, v: Any, *, mask: Any = None, bias: Any = None, causal: bool = False, scale: float | None = None
+    ) -> Any:
+        """keras.ops.dot_product_attention.
+
+        q[B,Tq,H,D], k[B,Tk,G,D], v[B,Tk,G,Dv] -> [B,Tq,H,Dv]
+        softmax(q k^T scale + bias) v over the keys a row may see; query i sits at i (top left)
+        Source: the Keras manual, keras.ops.dot_product_attention.
+        Raises what the backend raises for a combination that it lacks.
+        """
+        return ops.dot_product_attention(
+            q, k, v, bias=bias, mask=mask, scale=scale, is_causal=causal, flash_attention=flash
+        )
+
+    attention.__qualname__ = f"attention[{name}]"
+    return attention
+
+
+def _layer(params: Params, heads: int, groups: int, grouped: bool) -> Any:
+    """The layer of these sizes, not yet built."""
+    width, of_values = params["wq"].shape[1] // heads, params["wv"].shape[1] // groups
+    own = {
+        "use_bias": any(name in params for name in _BIASES),
+        "kernel_initializer": "zeros",
+        "dtype": _dtype(params["wq"]),
+    }
+    if grouped:
+        if of_values != width:
+            raise ValueError(f"wv: got heads of width {of_values}, wanted {width}, that of the keys")
+        return layers.GroupQueryAttention(width, heads, groups, **own)
+    if groups != heads:
+        raise ValueError(f"wk: got {groups} key heads, wanted {heads}, as many as query heads")
+    return layers.MultiHeadAttention(heads, width, value_dim=of_values, **own)
+
+
+def _weights(params: Params, heads: int, groups: int, biases: bool) -> list[Any]:
+    """Ours in Keras' order and shapes: [in,heads,width], [heads,width]; all biases or none."""
+    found = []
+    for name, count in zip("qkvo", (heads, groups, groups, heads), strict=True):
+        kernel = params[f"w{name}"]
+        out = name == "o"
+        found.append(ops.reshape(kernel, (count, -1, kernel.shape[1]) if out else (kernel.shape[0], count, -1)))
+        if biases:
+            bias = params.get(f"b{name}")
+            bias = ops.zeros_like(kernel[0]) if bias is None else bias
+            found.append(bias if out else ops.reshape(bias, (count, -1)))
+    return found
+
+
+def _mha(name: str, *, grouped: bool = False, scores: bool = False, training: bool = False) -> Callable[..., Any]:
+    def multi_head_attention(
+        x: Any, memory: Any, params: Params, *, heads: int, mask: Any = None, causal: bool = False
+    ) -> Any:
+        """keras.layers.MultiHeadAttention or GroupQueryAttention.
+
+        x[B,Tq,d], memory[B,Tk,d], params: wq, wk, wv, wo and perhaps biases -> [B,Tq,d]
+        concat_h(softmax(q_h k_g^T D^-1/2) v_g) wo + bo, g = h // (H/G)
+        Source: the Keras manual, keras.layers.MultiHeadAttention and GroupQueryAttention.
+        Raises ValueError for head counts and widths that the layer lacks.
+        """
+        groups = params["wk"].shape[1] // (params["wq"].shape[1] // heads)
+        layer = _layer(params, heads, groups, grouped)
+        layer.build(tuple(x.shape), tuple(memory.shape))
+        weights = _weights(params, heads, groups, bool(layer.use_bias))
+        out = _called(
+            layer, weights, x, memory, attention_mask=mask, use_causal_mask=causal,
+            return_attention_scores=scores, training=training,
+        )  # fmt: skip
+        return out[0] if scores else out
+
+    multi_head_attention.__qualname__ = f"multi_head_attention[{name}]"
+    return multi_head_attention
+
+
+_REDUCTIONS = {"mean": "sum_over_batch_size", "sum": "sum", "none": "none"}
+
+
+def cross_entropy_sparse(logits: Any, targets: Any, *, ignore_index: int = -100, reduction: str = "mean") -> Any:
+    """keras.losses.SparseCategoricalCrossentropy.
+
+    logits[N,V], targets[N] -> loss[], or loss[N] with reduction none
+    -log_softmax(logits)_target
+    Source: the Keras manual, keras.losses.SparseCategoricalCrossentropy.
+    """
+    loss = losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_class=ignore_index, reduction=_REDUCTIONS[reduction], dtype=_dtype(logits)
+    )
+    return loss(targets, logits)
+
+
+def cross_entropy_categorical(
+    logits: Any, targets: Any, *, label_smoothing: float = 0.0, reduction: str = "mean"
+) -> Any:
+    """keras.losses.CategoricalCrossentropy of keras.ops.one_hot.
+
+    logits[N,V], targets[N] -> loss[], or loss[N] with reduction none
+    -sum q log_softmax(logits), q = (1 - e) one_hot(target) + e / V
+    Source: the Keras manual, keras.losses.CategoricalCrossentropy.
+    """
+    loss = losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=label_smoothing, reduction=_REDUCTIONS[reduction], dtype=_dtype(logits)
+    )
+    return loss(ops.one_hot(targets, logits.shape[1], dtype=_dtype(logits)), logits)
+
+
+@contextmanager
+def _default_dtype(dtype: str) -> Any:
+    """keras.config.floatx, in which an optimizer keeps its rate."""
+    before = keras.config.floatx()
+    keras.config.set_floatx(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+
+
+def adamw_step(
+    param: Any,
+    grad: Any,
+    m: Any,
+    v: Any,
+    step: int,
+    *,
+    lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-7,
+    weight_decay: float = 0.0,
+) -> tuple[Any, Any, Any]:
+    """One step of keras.optimizers.AdamW, whose variables are set to the given state.
+
+    param[...], grad[...], m[...], v[...], step from 1 -> (param, m, v)
+    theta - lr wd theta - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps)
+    Source: the Keras manual, keras.optimizers.AdamW. The arguments are copied, for a step works in place.
+    """
+    with _default_dtype(_dtype(param)):
+        optimizer = optimizers.AdamW(lr, weight_decay, beta1, beta2, eps)
+        theta = keras.Variable(ops.copy(param), dtype=_dtype(param), name="theta")
+        optimizer.build([theta])
+        given = {"iteration": step - 1, "theta_momentum": m, "theta_velocity": v}
+        own = {variable.name: variable for variable in optimizer.variables}
+        for name, value in given.items():
+            own[name].assign(value)
+        optimizer.apply([grad])
+    return tuple(ops.copy(own_.value) for own_ in (theta, own["theta_momentum"], own["theta_velocity"]))
+
+
+def clip_by_global_norm(grads: list[Any], *, max_norm: float) -> list[Any]:
+    """keras.optimizers.SGD(1.0, global_clipnorm=max_norm), which makes of zeros what it clips, negated.
+
+    grads: arrays of any shapes -> a list like it
+    g max_norm min(1 / norm, 1 / max_norm)
+    Source: the Keras manual, keras.optimizers.Optimizer, global_clipnorm.
+    """
+    with _default_dtype(_dtype(grads[0])):
+        optimizer = optimizers.SGD(1.0, global_clipnorm=max_norm)
+        params = [keras.Variable(ops.zeros_like(g), dtype=_dtype(g)) for g in grads]
+        optimizer.build(params)
+        optimizer.apply(list(grads))
+    return [-param.value for param in params]
+
+
+VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
+    "functions": {
+        "softmax": softmax,
+        "log_softmax": log_softmax,
+        "logsumexp": logsumexp,
+        "gelu": _gelu(False),
+        "relu": relu,
+    },
+    "approximate": {"gelu": _gelu(True)},
+    "layers": {
+        "softmax": softmax_layer,
+        "layer_norm": layer_norm,
+        "rms_norm": rms_norm,
+        "feed_forward": feed_forward,
+        "embedding": embedding,
+    },
+    "axes": {"softmax": softmax_axes},
+    "attention": {"attention": _attention("attention", None)},
+    "attention_plain": {"attention": _attention("attention_plain", False)},
+    "heads": {"multi_head_attention": _mha("heads")},
+    "heads_scores": {"multi_head_attention": _mha("heads_scores", scores=True)},
+    "heads_training": {"multi_head_attention": _mha("heads_training", training=True)},
+    "grouped": {"multi_head_attention": _mha("grouped", grouped=True)},
+    "grouped_scores": {"multi_head_attention": _mha("grouped_scores", grouped=True, scores=True)},
+    "sparse": {"cross_entropy": cross_entropy_sparse},
+    "categorical": {"cross_entropy": cross_entropy_categorical},
+    "optimizer": {"adamw_step": adamw_step, "clip_by_global_norm": clip_by_global_norm},
+}
+_EACH = Capabilities(compiles_per_shape=FRAMEWORK == "jax")
+_ATTENTION = replace(
+    _EACH, layout="BTHD", causal_alignment="top_left", empty_row="mean", mask_with_bias=FRAMEWORK == "jax"
+)
+_HEADS = replace(_EACH, causal_alignment="top_left", grouped_heads=False, empty_row="mean")
+_SCORES = replace(_HEADS, empty_row="zeros")
+_GROUPED = {"grouped_heads": True, "value_width": "equal"}
+CAPABILITIES: dict[str, dict[str, Capabilities]] = {
+    **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
+    "approximate": {"gelu": replace(_EACH, gelu="tanh")},
+    "attention": {"attention": _ATTENTION},
+    "attention_plain": {"attention": _ATTENTION},
+    "heads": {"multi_head_attention": _HEADS},
+    "heads_scores": {"multi_head_attention": _SCORES},
+    "heads_training": {"multi_head_attention": _HEADS},
+    "grouped": {"multi_head_attention": replace(_HEADS, **_GROUPED)},
+    "grouped_scores": {"multi_head_attention": replace(_SCORES, **_GROUPED)},
+    "sparse": {"cross_entropy": replace(_EACH, all_ignored="zero")},
+    "optimizer": {"adamw_step": replace(_EACH, adam_epsilon="uncorrected"), "clip_by_global_norm": _EACH},
+}
