@@ -192,3 +192,10 @@ def test_precision_of_capabilities():
 def test_precision_names_the_choices(wrong):
     with pytest.raises(ValueError, match="wanted one of"):
         Precision(**({"storage": "float32"} | wrong))
+
+
+def test_float64_made_of_float32_is_judged_as_float32():
+    single = Capabilities(accumulate={"float64": "float32"})
+    assert Precision.of(single, "float64") == Precision("float32")
+    assert Precision.of(single, "bfloat16") == Precision("bfloat16")
+    assert Precision.of(Capabilities(accumulate="float32"), "float64").u_acc == 2.0**-52  # said of all dtypes, not of it

@@ -69,7 +69,9 @@ class Capabilities:
         "any", ("any", "last_axis_contiguous"), "memory layouts accepted: any, or only a contiguous last axis"
     )
     compiles_per_shape: bool = _choice(False, (True, False), "each new shape is slow; shapes come from a small pool")
-    accumulate: Any = _choice("float32", None, "dtype sums are held in, or a mapping from dtype to it")
+    accumulate: Any = _choice(
+        "float32", None, "dtype sums are held in, or a mapping from dtype to it; for float64 only a mapping counts"
+    )
     intermediate: Any = _choice("storage", None, "dtype values between steps may be stored in, or such a mapping")
     rounds_probabilities: bool = _choice(True, (True, False), "attention weights may be rounded to the storage dtype")
     gradients: bool = _choice(True, (True, False), "gradients can be asked for, where the framework has them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,7 +32,8 @@ class Precision:
     """The roundings a computation may make.
 
     storage: dtype of arguments and results. accumulate: dtype of sums, statistics and elementary
-    functions (always float64 for float64 storage). intermediate: dtype in which values between two
+    functions (always float64 for float64 storage; `of` says float32 for storage where a float64 result is
+    declared to be made of sums in it). intermediate: dtype in which values between two
     steps may be stored; "storage" is the unfused computation, "float32" the fused one.
     rounds_probabilities: attention weights may be rounded to storage before they meet the values.
     recomputes_probabilities: the backward may recompute attention weights as exp(s - lse), which does not
@@ -69,9 +71,14 @@ class Precision:
 
     @classmethod
     def of(cls, capabilities: Capabilities, dtype: str, *, growth: str = "worst") -> Precision:
-        """The precision that an implementation declares for one dtype."""
+        """The precision that an implementation declares for one dtype.
+
+        accumulate={"float64": "float32"} says of float64 that its results are no better than float32's.
+        """
+        declared = capabilities.accumulate
+        single = dtype == "float64" and isinstance(declared, Mapping) and declared.get(dtype) == "float32"
         return cls(
-            dtype,
+            "float32" if single else dtype,
             accumulate=capabilities.at("accumulate", dtype),
             intermediate=capabilities.at("intermediate", dtype),
             rounds_probabilities=capabilities.at("rounds_probabilities", dtype),
