@@ -13,12 +13,15 @@ import numpy as np
 
 from veriformer.boundary import Request
 from veriformer.calling import arguments
+from veriformer.external import PREFIX
 from veriformer.given_models import KINDS
-from veriformer.layouts import constant_axis
+from veriformer.hugging_face import wrapper_lines
 from veriformer.models import model_arguments, program_of
 from veriformer.operation import PARAMS
 from veriformer.operations import OPERATIONS
+from veriformer.report.programs import called_line, speaking_lines
 from veriformer.report.sessions import given_lines, made_lines, session_lines
+from veriformer.report.wording import NumpyWords
 from veriformer.running import Failure, Row
 from veriformer.subject import Call, Implementation
 from veriformer.targets import VJP
@@ -68,7 +71,7 @@ class Script:
         return "\n".join(self.lines) + "\n"
 
 
-def preamble(row: Row, failure: Failure, torch: bool, large: bool, implementation: Implementation) -> list[str]:
+def preamble(row: Row, failure: Failure, words: NumpyWords, large: bool, implementation: Implementation) -> list[str]:
     """Docstring and imports, and the function under test as `function` (one for each operation)."""
     text = [f"{row.law.id} does not hold for {row.implementation} in {row.dtype}.", "", row.law.statement]
     text += [f"Case: {failure.case.describe()}", f"Got: {failure.message}", ""]
@@ -78,14 +81,16 @@ def preamble(row: Row, failure: Failure, torch: bool, large: bool, implementatio
     safe = [part.replace("\\", "/").replace('"""', "'''") for line in text for part in (wrapper.wrap(line) or [""])]
     lines = ['"""' + safe[0], *safe[1:], '"""', "", "import importlib", "import importlib.util", "import math"]
     lines += ["import signal", "import sys", "", "import numpy as np"]
-    bfloat = row.dtype == "bfloat16" and not torch
-    lines += ["import torch"] if torch else ["import ml_dtypes"] if bfloat else []
-    lines += ["", "inf, nan = math.inf, math.nan", f"sys.path.insert(0, {os.getcwd()!r})"]
+    lines += words.imports(row.dtype)
+    lines += ["", *words.settings(), "inf, nan = math.inf, math.nan", f"sys.path.insert(0, {os.getcwd()!r})"]
     lines += [f"signal.alarm({PATIENCE})  # a call that hangs ends the script"]
     if large:
         lines += ["data = np.load(__file__.removesuffix('.py') + '.npz')"]
     for operation in dict.fromkeys(call.operation for call in failure.calls):
         lines += given_lines(operation) if OPERATIONS[operation].given else []
+        facts = implementation.description.models.get(operation)
+        lines += wrapper_lines(facts.wrapper) if facts is not None and facts.wrapper else []
+    lines += speaking_lines(implementation, PATIENCE)
     for operation in dict.fromkeys(call.operation for call in failure.calls):
         lines += function_lines(implementation, operation)
         graded = any(call.operation == operation and call.gradient is not None for call in failure.calls)
@@ -100,6 +105,8 @@ def function_lines(implementation: Implementation, operation: str) -> list[str]:
     if place is None:
         return [f"{operation} = None  # a function in memory: put it here", f"assert {operation}, 'no function given'"]
     where, expression = place
+    if where.startswith(PREFIX):
+        return [called_line(expression)]
     if where.endswith(".onnx"):
         return expression.splitlines()
     if not where.endswith(".py"):
@@ -136,10 +143,8 @@ def written(value: Any, words: dict[int, str]) -> str:
 class Body:
     """Writes calls and checks into a script."""
 
-    def __init__(self, script: Script, implementation: Implementation, torch: bool, large: bool) -> None:
-        self.script, self.implementation, self.torch, self.large = script, implementation, torch, large
-        device = implementation.description.device
-        self.there = f", device={device!r}" if device != "cpu" else ""
+    def __init__(self, script: Script, implementation: Implementation, words: NumpyWords, large: bool) -> None:
+        self.script, self.implementation, self.words, self.large = script, implementation, words, large
         self.names: dict[str, str] = {}
 
     def line(self, *lines: str) -> None:
@@ -171,10 +176,12 @@ class Body:
         for name, literal in natives.items():
             word = variable(name, number)
             lines.append(f"{word} = {self.array(literal, word)}")
-            graded = name in (call.gradient or ()) and call.operation not in self.implementation.description.vjps
-            if graded and self.torch:
-                lines.append(f"{word}.requires_grad_()")
+            lines += self.words.watched(word) if name in self.graded(call) else []
         return [*lines, *self.session(call, number)]
+
+    def graded(self, call: Call) -> tuple[str, ...]:
+        """The arrays by which the framework differentiates a call."""
+        return () if call.operation in self.implementation.description.vjps else call.gradient or ()
 
     def session(self, call: Call, number: int) -> list[str]:
         """Lines of the function that walks through a program, where the call is one."""
@@ -183,11 +190,15 @@ class Body:
             return []
         program = program_of(Request(call.case.arrays, {}, call.case.dtype, program=call.program))
         given = self.given(call, number)
-        made = made_lines(call.operation, given, facts, self.torch, call.case.dtype)
+        made = made_lines(call.operation, given, facts, self.words, call.case.dtype)
         return session_lines(f"session{number}", made, program, facts, lambda name: variable(name, number))
 
     def call_line(self, call: Call, number: int) -> str:
-        """The call itself, its results put into our order."""
+        """The call itself, its results put into our order, and recorded where it is differentiated."""
+        line, graded = self._call_line(call, number), self.graded(call)
+        return self.words.called(line, number, [variable(name, number) for name in graded]) if graded else line
+
+    def _call_line(self, call: Call, number: int) -> str:
         if call.operation in self.implementation.description.models:
             return f"results{number} = session{number}()"
         plan = self.implementation.description.plans[call.operation]
@@ -206,9 +217,7 @@ class Body:
 
     def _array(self, text: str, call: Call) -> str:
         """An expression for what is returned, as an array where it is a plain number."""
-        dtype, module = call.case.dtype, "ml_dtypes" if call.case.dtype == "bfloat16" else "np"
-        made = f"torch.tensor(r, dtype=torch.{dtype}{self.there})" if self.torch else f"{module}.{dtype}(r)"
-        return f"{made} if isinstance(r, (int, float)) else r for r in [{text}]"
+        return f"{self.words.number(call.case.dtype)} if isinstance(r, (int, float)) else r for r in [{text}]"
 
     def given(self, call: Call, number: int) -> list[str]:
         """The arguments of a call, as they stand between its brackets."""
@@ -247,16 +256,15 @@ class Body:
             return []
         if call.operation in self.implementation.description.vjps:
             return [self.vjp_line(call, number), *self.named_lines(call, number)]
-        inputs = ", ".join(variable(name, number) for name in call.gradient)
-        pairs = ", ".join(f"(results{number}[{i}], {name})" for i, name in self.cotangents(call, number).items())
-        return [
-            f"found = [None] * {len(call.gradient)}",
-            f"pairs = [(result, weight) for result, weight in [{pairs}] if result.requires_grad]",
-            "if pairs:",
-            "    outs, weights = zip(*pairs)",
-            f"    found = torch.autograd.grad(outs, [{inputs}], weights, allow_unused=True)",
-            f"gradients{number} = dict(zip({list(call.gradient)!r}, found))",
-        ]
+        inputs = {name: variable(name, number) for name in call.gradient}
+        return self.words.products(number, inputs, self.cotangents(call, number), self.seeds(call, number))
+
+    def seeds(self, call: Call, number: int) -> list[str]:
+        """A cotangent for each result; of those that do not count they are zeros."""
+        names, dtypes = self.cotangents(call, number), call.outcome.dtypes
+        results = range(len(call.cotangents))
+        known = [dtypes[i] if i < len(dtypes) else call.case.dtype for i in results]
+        return [names.get(i, self.words.seed(f"results{number}[{i}]", known[i])) for i in results]
 
     def cotangent(self, call: Call, place: int, name: str) -> str:
         """An expression for the cotangent of one result."""
@@ -268,7 +276,7 @@ class Body:
 
     def vjp_line(self, call: Call, number: int) -> str:
         """The line that asks OPERATION_vjp; cotangents of results that do not count are zeros."""
-        names, zeros = self.cotangents(call, number), "torch.zeros_like" if self.torch else "np.zeros_like"
+        names, zeros = self.cotangents(call, number), self.words.zeros
         results = range(len(call.case.table.results))
         seeds = [names.get(i, f"{zeros}(results{number}[{i}])") for i in results]
         seed = f"({', '.join(seeds)})" if len(seeds) > 1 else seeds[0]
@@ -293,45 +301,10 @@ class Body:
     def array(self, literal: Literal, name: str) -> str:
         """An expression for an array: its numbers, or its place in the data file."""
         values = literal.values
-        boolean = values.dtype == bool
         if self.large:
             self.script.data[name] = values
             source = f"data[{name!r}]"
         else:
             source = repr(values.tolist())
-        if self.torch:
-            kind = "torch.bool" if boolean else f"torch.{literal.dtype}"
-            made = f"torch.tensor({source}, dtype={kind}{self.there})"
-        else:
-            module = "ml_dtypes" if literal.dtype == "bfloat16" else "np"
-            made = f"np.array({source}, dtype={'bool' if boolean else f'{module}.{literal.dtype}'})"
-        return self.laid_out(made, literal)
-
-    def laid_out(self, made: str, literal: Literal) -> str:
-        """The expression in the literal's memory layout."""
-        values, layout = literal.values, literal.layout
-        if values.ndim == 0 or layout in ("contiguous", "") or values.dtype.kind == "i":
-            return made
-        if layout == "transposed" and values.ndim > 1:
-            return (
-                f"{made}.mT.contiguous().mT"
-                if self.torch
-                else f"np.ascontiguousarray({made}.swapaxes(-1, -2)).swapaxes(-1, -2)"
-            )
-        if layout == "offset":
-            return (
-                f"torch.cat([(x := {made})[:1], x])[1:]"
-                if self.torch
-                else f"np.concatenate([(x := {made})[:1], x])[1:]"
-            )
-        if layout == "expanded":
-            axis = constant_axis(values)
-            if axis is None:
-                return made
-            shape = tuple(values.shape)
-            return (
-                f"{made}.narrow({axis}, 0, 1).expand({shape})"
-                if self.torch
-                else f"np.broadcast_to({made}.take([0], {axis}), {shape})"
-            )
-        return f"{made}.repeat_interleave(2, -1)[..., ::2]" if self.torch else f"np.repeat({made}, 2, -1)[..., ::2]"
+        made = self.words.array(source, "bool" if values.dtype == bool else literal.dtype)
+        return self.words.laid_out(made, values, literal.layout)

@@ -13,6 +13,7 @@ from veriformer.case import PRINTED
 from veriformer.operations import OPERATIONS
 from veriformer.report.calls import PATIENCE, Body, Script, preamble, variable
 from veriformer.report.trace import Affine, Comparison, Element, compare_of
+from veriformer.report.wording import WORDS
 from veriformer.running import Failure, Row
 from veriformer.subject import Call, Implementation, wanted_shapes, writes
 
@@ -26,9 +27,10 @@ def script_of(row: Row, implementation: Implementation) -> Script:
     assert failure is not None
     script = Script()
     large = sum(call.case.numbers for call in failure.calls) > PRINTED
-    torch = implementation.description.framework == "torch"
-    script.lines += preamble(row, failure, torch, large, implementation)
-    body = Checks(script, implementation, torch, large)
+    about = implementation.description
+    words = WORDS[about.framework](about.device)
+    script.lines += preamble(row, failure, words, large, implementation)
+    body = Checks(script, implementation, words, large)
     comparison = compare_of(row, implementation)
     if comparison is not None:
         body.calls(failure.calls[: comparison.last_call + 1])  # later ones only helped to say what is allowed
@@ -118,9 +120,18 @@ class Checks(Body):
 
     def _ended(self, failure: Failure) -> None:
         """The call ends or hangs its process, so it is made in a child."""
-        inside = Body(Script(), self.implementation, self.torch, self.large)
+        inside = Body(Script(), self.implementation, self.words, self.large)
         inside.calls(failure.calls)
         self.script.data |= inside.script.data
+        if not self.words.leaves_fork:
+            self.line(
+                "import os", "import subprocess", "", "if len(sys.argv) > 1:  # the call ends or hangs its process"
+            )
+            self.line(*("    " + line for line in inside.script.lines), f"    os._exit({RETURNED})")
+            self.line("signal.alarm(0)", "child = subprocess.run([sys.executable, __file__, 'child'])")
+            self.line(f"returned = child.returncode == {RETURNED}")
+            self.end("returned", "'the call returned:', returned")
+            return
         self.line("import os", "", "signal.alarm(0)", "child = os.fork()  # the call ends or hangs its process")
         self.line("if child == 0:", f"    signal.alarm({PATIENCE})", *("    " + line for line in inside.script.lines))
         self.line(f"    os._exit({RETURNED})", f"returned = os.waitstatus_to_exitcode(os.wait()[1]) == {RETURNED}")
@@ -129,7 +140,7 @@ class Checks(Body):
     def _type(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
-        kind = "torch.Tensor" if self.torch else "(np.ndarray, np.generic)"
+        kind = self.words.kind
         if call.gradient is not None and call.operation in self.implementation.description.vjps:
             self.line(*self.cotangent_lines(call, 1), self.vjp_line(call, 1))
             self.line(f"fine = isinstance(found, (tuple, list)) and len(found) >= {len(call.case.table.positional)}")
@@ -174,13 +185,8 @@ class Checks(Body):
             self.line(f"wanted += [{call.case.dtype!r}] * len(found)")
         self.end("got == wanted", "'dtypes', got, 'wanted', wanted")
 
-    def _doubles(self, value: str) -> str:
-        if not self.torch:
-            return f"np.asarray({value}, dtype=float)"
-        return f"{value}.detach(){'.cpu()' if self.there else ''}.double().numpy()"
-
     def _bits(self, value: str) -> str:
-        return f"{self._doubles(value)}.tobytes()"
+        return f"{self.words.doubles(value)}.tobytes()"
 
     def kept(self, call: Call) -> list[str]:
         """Names of the inputs that a call must leave alone."""
@@ -205,15 +211,10 @@ class Checks(Body):
         self.line(f"after = [{', '.join(map(self._bits, names))}]")
         self.end("before == after", "'inputs kept:', before == after")
 
-    def _overlap(self, one: str, other: str) -> str:
-        if self.torch:
-            return f"{one}.untyped_storage().data_ptr() == {other}.untyped_storage().data_ptr()"
-        return f"np.may_share_memory({one}, {other})"
-
     def _aliased(self, failure: Failure) -> None:
         call = failure.calls[-1]
         self.line(*self.inputs(call, 1), self.call_line(call, 1))
-        pairs = [self._overlap("r", variable(name, 1)) for name in self.kept(call)]
+        pairs = [self.words.overlap("r", variable(name, 1)) for name in self.kept(call)]
         self.line(f"shared = any({' or '.join(pairs)} for r in results1)")
         self.end("not shared", "'a result shares memory with an input:', shared")
 
@@ -221,7 +222,7 @@ class Checks(Body):
         first, second = failure.calls[-2:] if len(failure.calls) > 1 else (failure.calls[-1],) * 2
         self.line(*self.inputs(first, 1), self.call_line(first, 1), f"before = {self._bits('results1[0]')}")
         self.line(*self.inputs(second, 2), self.call_line(second, 2), f"after = {self._bits('results1[0]')}")
-        self.line(f"kept = before == after and not ({self._overlap('results1[0]', 'results2[0]')})")
+        self.line(f"kept = before == after and not ({self.words.overlap('results1[0]', 'results2[0]')})")
         self.end("kept", "'the first result stays as it was, in its own memory:', kept")
 
     def _state(self, failure: Failure) -> None:
@@ -232,17 +233,7 @@ class Checks(Body):
             "repr(random.getstate())",
             "np.geterr()",
         ]
-        if self.torch:
-            parts += [
-                "torch.random.get_rng_state().tolist()",
-                "torch.get_default_dtype()",
-                "torch.get_num_threads()",
-                "torch.get_float32_matmul_precision()",
-                "torch.is_grad_enabled()",
-                "torch.are_deterministic_algorithms_enabled()",
-            ]
-            device = self.implementation.description.device
-            parts += [f"torch.cuda.get_rng_state({device!r}).tolist()"] if device.startswith("cuda") else []
+        parts += self.words.state()
         self.line("import random", "", "", "def state():", f"    return [{', '.join(parts)}]", "", "")
         self.line(*self.inputs(call, 1), "before = state()", self.call_line(call, 1), "kept = before == state()")
         self.end("kept", "'global state kept:', kept")
@@ -274,7 +265,7 @@ class Checks(Body):
                     recorded = f"data['recorded{number}_{i}']"
                 else:
                     recorded = f"np.array({output.tolist()!r})"
-                checks.append(f"np.array_equal({self._doubles(value)}, {recorded}, equal_nan=True)")
+                checks.append(f"np.array_equal({self.words.doubles(value)}, {recorded}, equal_nan=True)")
         self.line("same = [", *(f"    {check}," for check in checks), "]")
         self.end("not all(same)", "'outputs equal the wrong ones on record:', same")
 

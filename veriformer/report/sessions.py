@@ -9,6 +9,7 @@ from veriformer import given_models
 from veriformer.models import ModelFacts, ordered
 from veriformer.moves import GIVES_LOGITS, Move, Program
 from veriformer.operations import OPERATIONS
+from veriformer.report.wording import NumpyWords
 
 Variable = Callable[[str], str]
 """An array's name, such as move0.tokens -> the variable that holds it."""
@@ -44,25 +45,15 @@ def kept(number: int | None) -> str:
     return "None" if number is None else f"kept{number}"
 
 
-def made_lines(operation: str, given: list[str], facts: ModelFacts, torch: bool, dtype: str) -> list[str]:
+def made_lines(operation: str, given: list[str], facts: ModelFacts, words: NumpyWords, dtype: str) -> list[str]:
     """Lines that make the model as it is made here: with weights of its own, in the dtype; in eval mode."""
-    lines = ["np.random.seed(0)", *(["torch.manual_seed(0)", "torch.set_grad_enabled(False)"] if torch else [])]
     if facts.weights:
-        lines.append(f"model = {operation}({', '.join(given)})")
+        model = f"{operation}({', '.join(given)})"
     else:
-        kind = f"torch.{dtype}" if torch else f"np.{dtype}"
-        lines += [f"torch.set_default_dtype({kind})"] if torch else []
-        called = f"(dtype={kind})" if facts.takes_dtype else "()" if facts.factory else ""
-        made = f"{operation}{called}"
-        lines.append(f"model = {facts.wrapper}({made})" if facts.wrapper else f"model = {made}")
-    if torch:
-        cast = "" if facts.weights else f".to(torch.{dtype})"
-        lines += [
-            "for part in [model, *getattr(model, '__dict__', {}).values()]:",
-            "    if isinstance(part, torch.nn.Module):",
-            f"        part{cast}.eval()",
-        ]
-    return lines
+        called = f"(dtype={words.dtype(dtype)})" if facts.takes_dtype else "()" if facts.factory else ""
+        model = f"{operation}{called}"
+        model = f"{facts.wrapper}({model})" if facts.wrapper else model
+    return ["np.random.seed(0)", *words.made(model, dtype, facts.weights)]
 
 
 def given_lines(operation: str) -> list[str]:
