@@ -198,4 +198,4 @@ def test_float64_made_of_float32_is_judged_as_float32():
     single = Capabilities(accumulate={"float64": "float32"})
     assert Precision.of(single, "float64") == Precision("float32")
     assert Precision.of(single, "bfloat16") == Precision("bfloat16")
-    assert Precision.of(Capabilities(accumulate="float32"), "float64").u_acc == 2.0**-52  # said of all dtypes, not of it
+    assert Precision.of(Capabilities(accumulate="float32"), "float64").u_acc == 2.0**-52  # said of no dtype
