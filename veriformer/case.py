@@ -198,14 +198,15 @@ def literal_case(operation: str, literal: Mapping[str, Any], dtype: str) -> Case
     """A case from plain literals such as {"q": [[[[0.0]]]], …, "causal": True}.
 
     Raises ValueError for a name that is neither an array nor a keyword of the operation, and where
-    an array is missing or has the wrong number of axes.
+    an array is missing or has the wrong number of axes. A model with weights of its own needs its tokens alone.
     """
     table = OPERATIONS[operation]
     words = dict(literal)
     dtype, layout = words.pop("dtype", dtype), words.pop("layout", "contiguous")
     known = (*table.names, *table.scalars, *table.keywords)
     unknown = [w for w in words if w not in known and not table.knows(w)]
-    missing = [name for name in (*table.needed, *table.scalars, *table.required) if name not in words]
+    required = table.required if not table.words or any(word.startswith(PARAMS) for word in words) else ()
+    missing = [name for name in (*table.needed, *table.scalars, *required) if name not in words]
     if unknown or missing:
         what = f"{unknown[0]!r} is not one of its names" if unknown else f"{missing[0]!r} is missing"
         raise ValueError(f"case of {operation}: {what}; wanted {', '.join(known)}")
