@@ -1,0 +1,26 @@
+"""A compiled function that sums over an axis of one element ends the process on the CPU.
+
+Library: mlx 0.32.4
+Law: log_softmax/equals-the-reference, log_softmax/rows-are-independent, log_softmax/minus-infinity-equals-deletion,
+log_softmax/rows-without-cotangent-pass-nothing-on
+Where: mlx:default
+Input: mlx.nn.log_softmax of float32 [[0]]; smaller: x - sum(x) under mx.compile(shapeless=True)
+Got: SIGSEGV
+Wanted: [[0]] (uncompiled, the same lines give it)
+Status: theirs, new
+Tracker: none found (https://github.com/ml-explore/mlx/pull/3672 changed how such sums are compiled)
+Searched: "log_softmax segfault CPU logsumexp axis size 1" in issues;
+"mx.compile shapeless CPU segmentation fault reduction size one axis" in issues
+"""
+
+import subprocess
+import sys
+
+CALL = """
+import mlx.core as mx
+import mlx.nn as nn
+print(nn.log_softmax(mx.array([[0.0]])).tolist())
+"""
+ended = subprocess.run([sys.executable, "-c", CALL], capture_output=True, text=True)
+print("got exit code", ended.returncode, ended.stdout.strip(), "wanted 0 and [[0.0]]")
+sys.exit(0 if ended.returncode == 0 else 1)
