@@ -16,10 +16,10 @@ and float32 if absent) and `declare`, capabilities as `--declare` takes them. Th
 
 `keywords` holds every keyword that the program named, but for the arrays among them that are given, and positional
 numbers such as length; null means not given, and numbers that JSON lacks are the words "inf", "-inf" and "nan".
-`arrays` holds the arrays that are given, by name, weights by dotted names such as params.wq. The program writes `results` before it answers: its results by name
-(out, lse, …), or in their order under any other names. For OPERATION_vjp the arrays hold the `cotangent` as well (of
-several results cotangent.0, cotangent.1, …), and the results are gradients by the names of the arrays, those without
-one left out.
+`arrays` holds the arrays that are given, by name, weights by dotted names such as params.wq. The program writes
+`results` before it answers: its results by name (out, lse, …), or in their order under any other names. For
+OPERATION_vjp the arrays hold the `cotangent` as well (of several results cotangent.0, cotangent.1, …), and the results
+are gradients by the names of the arrays, those without one left out.
 
 Both files are NumPy's .npz: a zip archive of .npy entries, stored, not compressed, whose sizes stand in the archive's
 central directory. Arrays are contiguous in C order, little-endian: float64 `<f8`, float32 `<f4`, float16 `<f2`, whole

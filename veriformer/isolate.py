@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
 
 from veriformer import offline
 from veriformer.boundary import Outcome, Request, describe_error
