@@ -64,7 +64,10 @@ X_TRANSFORMERS = (
     "veriformer.impls.x_transformers_models",
 )
 """Modules behind the registered name `x_transformers`."""
-ONNX = ("veriformer.impls.onnx_reference",)
+ONNX = (
+    "veriformer.impls.onnx_reference",
+    "veriformer.impls.onnx_attention",
+)
 """Modules behind the registered name `onnx`."""
 ONNXRUNTIME = (
     "veriformer.impls.onnxruntime_kernels",
