@@ -41,7 +41,7 @@ FILES = {
     "onnx_file.py": Example("softmax=kernel.onnx", "softmax/equals-the-reference", "axis=-1", "axis=0",
                             ("onnx", "onnxruntime"), True),
     "hugging_face.py": Example(
-        "decoder_lm={}:model", "decoder_lm/cache-changes-nothing,decoder_lm/future-has-no-influence",
+        "decoder_lm={}:model", "decoder_lm/cache-changes-nothing",
         "LlamaForCausalLM(config).eval()",
         "LlamaForCausalLM(config).eval(); model.register_forward_pre_hook("
         "lambda m, a, w: (a, w | {'input_ids': w['input_ids'].flip(1)}), with_kwargs=True)",
