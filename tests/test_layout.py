@@ -24,6 +24,7 @@ FRONT |= {"__main__"}
 DECLARATIONS = {"veriformer.declarations"}
 BACKENDS = {"keras_torch.py", "keras_jax.py"}
 """Implementations that choose the backend of one adapter, which must be chosen before the library is imported."""
+SHARED = {"veriformer.impls", "veriformer.impls.keras_attention", "veriformer.impls.keras_layers"}
 OF_THIS_REPOSITORY = {("benchmarks", name) for name in ("contests", "gates", "gpu", "studies")}
 """What lies in a mapped folder and is not installed."""
 
@@ -79,7 +80,7 @@ def test_the_reference_imports_math_and_array_api_compat_only() -> None:
 def test_implementations_import_the_declarations_only() -> None:
     for path in sources("impls"):
         ours = {name for name in imports(path) if name.split(".")[0] == "veriformer"}
-        shared = {"veriformer.impls", "veriformer.impls.keras_layers"} if path.name in BACKENDS else set()
+        shared = SHARED if path.name in BACKENDS else set()
         assert {".".join(name.split(".")[:2]) for name in ours - shared} <= DECLARATIONS, path
 
 
