@@ -96,7 +96,5 @@ MLX = ("veriformer.impls.mlx_fast",)
 """Modules behind the registered name `mlx`."""
 OPENVINO = ("veriformer.impls.openvino_opset",)
 """Modules behind the registered name `openvino`."""
-TINYGRAD = ("veriformer.impls.tinygrad_tensor",)
-"""Modules behind the registered name `tinygrad`."""
 LITGPT = ("veriformer.impls.litgpt_models",)
 """Modules behind the registered name `litgpt`."""

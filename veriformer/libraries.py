@@ -86,7 +86,6 @@ LIBRARIES = (
     Library("keras_jax", "Keras on JAX", ("keras", "jax"), "keras"),
     Library("mlx", "MLX", ("mlx",), "mlx"),
     Library("openvino", "OpenVINO", ("openvino",), "openvino"),
-    Library("tinygrad", "tinygrad", ("tinygrad",), "tinygrad"),
     Library(
         "litgpt",
         "LitGPT",
