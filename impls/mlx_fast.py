@@ -1,6 +1,7 @@
 """MLX on the CPU: mlx.core, mlx.core.fast, mlx.nn and mlx.optimizers.
 
-NumPy arrays go in and come out; bfloat16 is that of ml_dtypes. float64 lives on the CPU only, and is asked for by name.
+NumPy arrays go in and come out; bfloat16 is that of ml_dtypes. float64 is there on the CPU, with exponentials that are
+as exact as float32, and is left out. 16 bits are summed up in 16 bits where nothing else is asked for or said.
 Attention wants a scale, takes one mask (the word "causal", booleans where True may attend, or floats that are added),
 puts the causal triangle at the bottom right, and gives the mean of all values where a row may attend to nothing.
 There are no windows and no softcap. Rotary embedding takes offsets, one for each example of a batch. Gradients are
@@ -286,8 +287,9 @@ VARIANTS = {
     "runs": _variant({"rotary_embedding": rotary_embedding_runs}, {}),
     "approx": _variant({"gelu": gelu_tanh}, {}),
 }
-_ALL = Capabilities(dtypes=DTYPES)
-_ATTENTION = replace(_ALL, causal_with_mask=False, mask_with_bias=False, empty_row="mean")
+_ALL = Capabilities(dtypes=DTYPES[1:], accumulate={"bfloat16": "storage", "float16": "storage"})
+_WIDE = Capabilities(dtypes=DTYPES[1:])
+_ATTENTION = replace(_WIDE, causal_with_mask=False, mask_with_bias=False, empty_row="mean")
 CAPABILITIES = {
     "default": {
         **dict.fromkeys((*_GRADED, *_OTHERS), _ALL),
@@ -295,7 +297,7 @@ CAPABILITIES = {
         "multi_head_attention": replace(_ATTENTION, grouped_heads=False),
         "clip_by_global_norm": replace(_ALL, clip_epsilon=1e-6),
     },
-    "precise": {"softmax": _ALL},
+    "precise": {"softmax": _WIDE},
     "traditional": {"rotary_embedding": replace(_ALL, rotary_pairs="interleaved")},
     "runs": {"rotary_embedding": _ALL},
     "approx": {"gelu": replace(_ALL, gelu="tanh")},
