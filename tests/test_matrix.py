@@ -153,6 +153,27 @@ def test_what_cannot_be_done_is_one_line(
     assert code == 2 and said in errors and errors.count("\n") == 1
 
 
+def test_composites_are_judged_apart_and_without_a_search() -> None:
+    both = units.Unit("toys", "m", "v", ("softmax", "encoder", "decoder_lm"))
+    rest, heavy = units.halves(both)
+    assert (rest.operations, rest.heavy) == (("softmax", "decoder_lm"), False)
+    assert (heavy.operations, heavy.heavy) == (("encoder",), True)
+    way = process.Way("ci")
+    assert (way.effort_for(rest), way.effort_for(heavy), process.Way("look").effort_for(heavy)) == (
+        "ci",
+        "smoke",
+        "look",
+    )
+    for only in (("softmax",), ("encoder",)):
+        (one,) = units.halves(units.Unit("toys", "m", "v", only))
+        assert one.part == "" and one.heavy == (only == ("encoder",))
+
+
+def test_an_adapter_made_of_others_changes_with_them() -> None:
+    texts = process._texts("veriformer.impls.keras_torch")
+    assert len(texts) > 1 and any("LayerNormalization" in text for text in texts[1:])
+
+
 def row(verdict: str, judged: int = 5, **more: Any) -> dict[str, Any]:
     """A row of a report as far as cells look at it."""
     return {
@@ -174,7 +195,7 @@ def test_no_cell_holds_by_absence() -> None:
 
 def cell(variant: str, verdict: str = "pass", library: str = "toys", **capabilities: Any) -> dict[str, Any]:
     facts = {"capabilities": capabilities, "accepts": ["mask", "causal"]}
-    return cell_of([row(verdict)], library, variant, "attention", facts)
+    return cell_of([row(verdict)], library, variant, "attention", facts) | {"effort": "ci"}
 
 
 def test_differences_are_of_conforming_cells_that_have_what_they_are_about() -> None:

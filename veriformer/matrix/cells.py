@@ -29,12 +29,19 @@ ABOUT = {
 """Keywords that a choice is about; without them it says nothing of an implementation."""
 
 
-def cells_of(report: Mapping[str, Any], library: str, variant: str) -> list[dict[str, Any]]:
-    """The cells of a check's report of one implementation, as plain JSON values."""
-    about = report["implementations"][0]
+def cells_of(report: Mapping[str, Any], unit: str, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The cells of a check's report of one implementation, as plain JSON values.
+
+    unit: library:variant. only: operations; all if empty.
+    """
+    library, _, variant = unit.partition(":")
     return [
-        cell_of([row for row in report["rows"] if row["operation"] == operation], library, variant, operation, facts)
-        for operation, facts in about["operations"].items()
+        {
+            **cell_of([row for row in report["rows"] if row["operation"] == name], library, variant, name, facts),
+            "effort": report["settings"]["effort"],
+        }
+        for name, facts in report["implementations"][0]["operations"].items()
+        if not only or name in only
     ]
 
 

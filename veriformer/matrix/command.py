@@ -24,7 +24,7 @@ from veriformer.matrix.cells import cells_of, label
 from veriformer.matrix.merged import matrix_of, read, together
 from veriformer.matrix.page import ORDER, WORDS, markdown
 from veriformer.matrix.process import Judged, Way, judge
-from veriformer.matrix.units import Unit, chosen, units_of
+from veriformer.matrix.units import Unit, chosen, halves, units_of
 from veriformer.report.record import output_folder, write
 from veriformer.report.terminal import console_for
 
@@ -52,7 +52,7 @@ def show_matrix(given: Namespace, way: Way) -> int:
         if library.missing:
             apart = f"; in an environment of its own, for {library.apart}" if library.apart else ""
             console.print(f"{library.name}: not installed ({library.install}{apart})", markup=False, soft_wrap=True)
-    units, trouble = found_units(picked, given.jobs)
+    units, trouble = found_units(picked, way, given.jobs)
     for line in (line for lines in trouble.values() for line in lines):
         console.print(line, markup=False, soft_wrap=True)
     if not units and not any(trouble.values()):
@@ -64,7 +64,7 @@ def show_matrix(given: Namespace, way: Way) -> int:
     return exit_code(matrix)
 
 
-def found_units(picked: Sequence[tuple[Library, str]], jobs: int) -> tuple[list[Unit], dict[str, list[str]]]:
+def found_units(picked: Sequence[tuple[Library, str]], way: Way, jobs: int) -> tuple[list[Unit], dict[str, list[str]]]:
     """The variants to judge, and lines about adapters that could not be imported, by library.
 
     Raises UsageError for a variant that a library does not have.
@@ -79,7 +79,7 @@ def found_units(picked: Sequence[tuple[Library, str]], jobs: int) -> tuple[list[
         if variant and library in described and not wanted:
             names = [one.name for one in mine]
             raise UsageError(f"{library.name} has no variant {variant!r}{nearest(f'{library.name}:{variant}', names)}")
-        units |= dict.fromkeys(wanted)
+        units |= dict.fromkeys(half for one in wanted for half in ([one] if way.laws else halves(one)))
     return list(units), {library.name: trouble for library, (_, trouble) in described.items()}
 
 
@@ -105,7 +105,7 @@ def line_of(one: Judged) -> str:
     if one.report is None:
         return f"[bold red]{one.unit.name}[/]  {escape(one.trouble)}"
     words = []
-    for cell in cells_of(one.report, one.unit.library, one.unit.name.partition(":")[2]):
+    for cell in cells_of(one.report, one.unit.name, one.unit.operations):
         colour = COLOURS[cell["state"]]
         words.append(f"{cell['operation']} [{colour}]{WORDS[cell['state']]}[/]")
     return f"{one.unit.name}  {', '.join(words)}  {'kept' if one.kept else format(one.report['seconds'], '.0f') + ' s'}"

@@ -33,7 +33,7 @@ def matrix_of(
         cell
         for one in judged
         if one.report is not None
-        for cell in cells_of(one.report, one.unit.library, one.unit.name.partition(":")[2])
+        for cell in cells_of(one.report, one.unit.name, one.unit.operations)
     ]
     return {
         "schema": MATRIX,
@@ -95,9 +95,9 @@ def _matrix_of_check(report: Mapping[str, Any]) -> dict[str, Any]:
     libraries: dict[str, dict[str, Any]] = {}
     cells: list[dict[str, Any]] = []
     for about in report["implementations"]:
-        name, _, variant = about["name"].partition(":")
+        name = about["name"].partition(":")[0]
         rows = [row for row in report["rows"] if row["implementation"] == about["name"]]
-        cells += cells_of({"implementations": [about], "rows": rows}, name, variant)
+        cells += cells_of({**report, "implementations": [about], "rows": rows}, about["name"])
         libraries.setdefault(name, {"name": name, "title": name, "status": "judged", "install": "", "apart": "",
                                     "versions": dict(about["versions"]), "trouble": []})  # fmt: skip
     settings = report["settings"]

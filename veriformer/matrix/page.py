@@ -22,6 +22,8 @@ READING = (
     "could not be judged, for most of their cases were refused or time was over. not judged: no case was.",
     "laws: laws that held with at least one judged case. numbers: elements of results that were judged, over all "
     "cases. refused: cases declined by an exception, such as options that a library does not take together.",
+    "effort: ci, pinned cases and a search; smoke, every pinned case, for composites, whose budgets cost many runs of "
+    "the reference; look, some pinned cases.",
     "worst: the largest error as a share of the derived error budget; above 1 would be a failure.",
 )
 """How to read the tables."""
@@ -106,11 +108,23 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
         left = {name: counts[name] for name in counts if name not in ("pass", "not_provided")}
         said = ", ".join(f"{count} {name}" for name, count in left.items())
         dtypes = " ".join(SHORT[name] for name in DTYPES if name in cell["dtypes"])
-        rows.append((cell["variant"], cell["operation"], dtypes, WORDS[cell["state"]], str(cell["laws"]), said,
+        rows.append((cell["variant"], cell["operation"], dtypes, WORDS[cell["state"]], cell["effort"], str(cell["laws"]), said,
                      str(cell["cases"]), str(cell["refused"]), f"{cell['judged']:,}",
                      f"{cell['worst_ratio']:.2g}"))  # fmt: skip
-    heads = ("variant", "operation", "dtypes", "", "laws", "other verdicts", "cases", "refused", "numbers", "worst")
-    return table(heads, rows, (4, 6, 7, 8, 9))
+    heads = (
+        "variant",
+        "operation",
+        "dtypes",
+        "",
+        "effort",
+        "laws",
+        "other verdicts",
+        "cases",
+        "refused",
+        "numbers",
+        "worst",
+    )
+    return table(heads, rows, (5, 7, 8, 9, 10))
 
 
 def _differences(cells: Sequence[Mapping[str, Any]]) -> list[str]:

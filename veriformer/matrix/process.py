@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib.util
@@ -32,13 +33,20 @@ WITHOUT_LIMIT = 3600.0
 
 @dataclass(frozen=True)
 class Way:
-    """How the variants are judged. effort, seed, dtypes and laws as for check; max_time: seconds for each, or None."""
+    """How the variants are judged. effort, seed, dtypes and laws as for check; max_time: seconds for each, or None.
+
+    A search, of effort ci or deep, is left out for heavy ones.
+    """
 
     effort: str = "ci"
     seed: int = 0
     dtypes: tuple[str, ...] = ()
     laws: tuple[str, ...] = ()
     max_time: float | None = None
+
+    def effort_for(self, unit: Unit) -> str:
+        """The effort for a unit."""
+        return "smoke" if unit.heavy and self.effort in ("ci", "deep") else self.effort
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ def judge(unit: Unit, way: Way, folder: Path, stop: threading.Event, fresh: bool
 
     stop: ends the process early when it is set.
     """
-    place = folder / f"{slug(unit.name)}.json"
+    place = folder / f"{_file(unit)}.json"
     key = key_of(unit, way)
     if not fresh and (report := _kept(place, key)) is not None:
         return Judged(unit, report, kept=True)
@@ -71,10 +79,23 @@ def judge(unit: Unit, way: Way, folder: Path, stop: threading.Event, fresh: bool
 
 def key_of(unit: Unit, way: Way) -> str:
     """What a kept report must agree with: the adapter's text, the laws, and how it was judged."""
-    spec = importlib.util.find_spec(unit.module)
-    text = Path(spec.origin).read_bytes() if spec is not None and spec.origin else b""
-    said = [veriformer.__version__, LEVEL, unit.target, repr(way), hashlib.sha256(text).hexdigest()]
+    said = [veriformer.__version__, LEVEL, repr(unit), repr(way), *_texts(unit.module)]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+def _texts(module: str) -> list[str]:
+    """The text of an adapter, then those of the adapters that it is made of."""
+    spec = importlib.util.find_spec(module)
+    text = Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
+    package = module.rpartition(".")[0]
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    names = [node.module for node in nodes if node.module and package and node.module.startswith(f"{package}.")]
+    names += [f"{package}.{one.name}" for node in nodes if node.module == package for one in node.names]
+    return [text, *(part for name in dict.fromkeys(names) for part in _texts(name))]
+
+
+def _file(unit: Unit) -> str:
+    return slug(f"{unit.name} {unit.part}")
 
 
 def _versions(report: Mapping[str, Any]) -> dict[str, str]:
@@ -99,10 +120,11 @@ def _read(place: Path) -> dict[str, Any] | None:
 
 
 def _words(unit: Unit, way: Way, folder: Path, place: Path) -> list[str]:
-    words = [sys.executable, "-m", "veriformer", "check", unit.target, "--effort", way.effort]
-    words += ["--seed", str(way.seed), "--json", str(place), "--output", str(folder / slug(unit.name))]
+    words = [sys.executable, "-m", "veriformer", "check", unit.target, "--offline", "--effort", way.effort_for(unit)]
+    words += ["--seed", str(way.seed), "--json", str(place), "--output", str(folder / _file(unit))]
     words += [] if way.max_time is None else ["--max-time", str(way.max_time)]
-    for flag, values in (("--dtype", way.dtypes), ("--law", way.laws)):
+    laws = way.laws or (unit.operations if unit.part else ())
+    for flag, values in (("--dtype", way.dtypes), ("--law", laws)):
         words += [word for value in values for word in (flag, value)]
     return words
 
@@ -110,7 +132,7 @@ def _words(unit: Unit, way: Way, folder: Path, place: Path) -> list[str]:
 def _run(unit: Unit, way: Way, folder: Path, place: Path, stop: threading.Event) -> str:
     """Run the check; the last line it wrote to standard error where it did not end as it should, else nothing."""
     limit = WITHOUT_LIMIT if way.max_time is None else way.max_time + GRACE
-    with (folder / f"{slug(unit.name)}.log").open("w+", encoding="utf-8", errors="replace") as log:
+    with (folder / f"{_file(unit)}.log").open("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
             _words(unit, way, folder, place),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,

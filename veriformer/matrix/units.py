@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from veriformer.calling import UsageError, nearest
 from veriformer.isolate import Remote, WorkerLost
 from veriformer.libraries import LIBRARIES, Library, library_named
+from veriformer.operations import OPERATIONS
+from veriformer.oracle import COMPOSITES
 from veriformer.targets import GROUP, Description, Options
 
 
@@ -16,14 +18,17 @@ from veriformer.targets import GROUP, Description, Options
 class Unit:
     """One variant of a library: what one process judges.
 
-    library: its registered name. module: the adapter. variant: empty where the module has none. name: what
-    people call it, such as `torch:math`. cells: its operations.
+    library: its registered name. module: the adapter. variant: empty where the module has none. operations: those
+    that are judged together. part: a word for them where the variant's others are judged apart. heavy: each
+    case costs many runs of the reference, so that their pinned cases must do.
     """
 
     library: str
     module: str
     variant: str
     operations: tuple[str, ...]
+    part: str = ""
+    heavy: bool = False
 
     @property
     def name(self) -> str:
@@ -76,6 +81,16 @@ def units_of(library: Library) -> tuple[list[Unit], list[str]]:
         except UsageError as error:
             trouble.append(str(error))
     return found, trouble
+
+
+def halves(unit: Unit) -> list[Unit]:
+    """A variant as one or two: its composites, whose budgets cost far more than a call, are judged apart."""
+    heavy = tuple(name for name in unit.operations if name in COMPOSITES and not OPERATIONS[name].words)
+    rest = tuple(name for name in unit.operations if name not in heavy)
+    if not heavy or not rest:
+        return [replace(unit, heavy=bool(heavy))]
+    composites = replace(unit, operations=heavy, part="composites", heavy=True)
+    return [replace(unit, operations=rest, part="operations"), composites]
 
 
 def _described(library: Library, target: str) -> list[Unit]:
