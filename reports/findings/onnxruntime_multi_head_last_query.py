@@ -1,4 +1,4 @@
-"""MultiHeadAttention with unidirectional=1 ignores it for a single query, and counts from the top left for two.
+"""MultiHeadAttention with unidirectional=1 masks from the top left, but never the last query.
 
 Library: onnxruntime 1.32.0
 Law: attention/equals-the-reference, attention/future-has-no-influence, attention/causal-is-the-end-of-the-square,
