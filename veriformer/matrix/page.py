@@ -108,9 +108,9 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
         left = {name: counts[name] for name in counts if name not in ("pass", "not_provided")}
         said = ", ".join(f"{count} {name}" for name, count in left.items())
         dtypes = " ".join(SHORT[name] for name in DTYPES if name in cell["dtypes"])
-        rows.append((cell["variant"], cell["operation"], dtypes, WORDS[cell["state"]], cell["effort"], str(cell["laws"]), said,
-                     str(cell["cases"]), str(cell["refused"]), f"{cell['judged']:,}",
-                     f"{cell['worst_ratio']:.2g}"))  # fmt: skip
+        row = (cell["variant"], cell["operation"], dtypes, WORDS[cell["state"]], cell["effort"])
+        numbers = (cell["cases"], cell["refused"], f"{cell['judged']:,}", f"{cell['worst_ratio']:.2g}")
+        rows.append((*row, str(cell["laws"]), said, *map(str, numbers)))
     heads = (
         "variant",
         "operation",
