@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -185,27 +186,63 @@ def _normed(x: Array, params: Params) -> Array:
     return rms_norm(x, params["weight"])
 
 
+def _run(params: Params, tokens: Array, alpha: float, pre: bool, attend: Callable[[int, Array], Array]) -> Array:
+    """The whole model; attend(layer, x) is its self-attention."""
+    table = params["embedding"]
+    x = embedding(tokens, table) * params.get("embedding_scale", 1.0)
+    for number, layer in enumerate(params["layers"]):
+        y = attend(number, _normed(x, layer["norm1"]) if pre else x)
+        x = x + y if pre else _normed(alpha * x + y, layer["norm1"])
+        y = _fed(_normed(x, layer["norm2"]) if pre else x, layer["feed_forward"])
+        x = x + y if pre else _normed(alpha * x + y, layer["norm2"])
+    x = x if params.get("norm") is None else _normed(x, params["norm"])
+    head, own = params.get("head"), {"params": {"embedding": table}}
+    if head is None:
+        return nn.Embed(*table.shape, dtype=table.dtype).apply(own, x, method=nn.Embed.attend)
+    return _dense(x, head["w"], head.get("b"))
+
+
+@partial(jax.jit, static_argnames=("heads", "pre"))
+def _whole(params: Params, tokens: Array, alpha: float, heads: int, pre: bool) -> Array:
+    """Every token's logits, with make_causal_mask."""
+    mask = nn.make_causal_mask(tokens)
+
+    def attend(number: int, x: Array) -> Array:
+        own = params["layers"][number]["attention"]
+        return _module(own, heads).apply({"params": _heads(own, heads)}, x, mask=mask)
+
+    return _run(params, tokens, alpha, pre, attend)
+
+
+@partial(jax.jit, static_argnames=("heads", "pre"))
+def _stepped(params: Params, tokens: Array, cache: list[Any], alpha: float, heads: int, pre: bool) -> Any:
+    """The logits of one new token, and the caches that decode=True leaves."""
+    new: list[Any] = []
+
+    def attend(number: int, x: Array) -> Array:
+        own = params["layers"][number]["attention"]
+        variables = {"params": _heads(own, heads), "cache": cache[number]}
+        out, changed = _module(own, heads, decode=True).apply(variables, x, mutable=["cache"])
+        new.append(changed["cache"])
+        return out
+
+    return _run(params, tokens, alpha, pre, attend), new
+
+
 class Decoder:
     """A decoder-only model around MultiHeadDotProductAttention; its caches are those of decode=True."""
 
     def __init__(self, params: Params, heads: int, norm: str, alpha: float, max_length: int | None) -> None:
-        self.params, self.heads, self.pre, self.alpha = params, heads, norm == "pre", alpha
-        self.vocabulary, self.capacity = len(params["embedding"]), max_length or _CAPACITY
-        self.max_length = self.capacity
+        self.params, self.alpha, self.static = params, alpha, {"heads": heads, "pre": norm == "pre"}
+        self.vocabulary, self.max_length = len(params["embedding"]), max_length or _CAPACITY
 
     def full(self, tokens: Array) -> Array:
-        """What may come after each token, given those up to it, with make_causal_mask.
+        """What may come after each token, given those up to it.
 
         tokens[B,T] -> logits[B,T,V]
         Source: Radford et al. 2019, section 2.3; the Flax manual, flax.linen.make_causal_mask.
         """
-        mask = nn.make_causal_mask(tokens)
-
-        def attend(number: int, x: Array) -> Array:
-            params = self.params["layers"][number]["attention"]
-            return _module(params, self.heads).apply({"params": _heads(params, self.heads)}, x, mask=mask)
-
-        return self._run(tokens, attend)
+        return _whole(self.params, tokens, self.alpha, **self.static)
 
     def step(self, tokens: Array, cache: list[Any] | None) -> tuple[Array, list[Any]]:
         """The same for one new token after those in the cache.
@@ -214,40 +251,16 @@ class Decoder:
         Source: the Flax manual, flax.linen.MultiHeadDotProductAttention, decode.
         Raises ValueError for more than one token.
         """
-        old, new = cache or [self._empty(layer["attention"], len(tokens)) for layer in self.params["layers"]], []
-
-        def attend(number: int, x: Array) -> Array:
-            params = self.params["layers"][number]["attention"]
-            variables = {"params": _heads(params, self.heads), "cache": old[number]}
-            out, changed = _module(params, self.heads, decode=True).apply(variables, x, mutable=["cache"])
-            new.append(changed["cache"])
-            return out
-
-        return self._run(tokens, attend), new
+        if cache is None:
+            cache = [self._empty(layer["attention"], len(tokens)) for layer in self.params["layers"]]
+        return _stepped(self.params, tokens, cache, self.alpha, **self.static)
 
     def _empty(self, params: Params, batch: int) -> Any:
         """A layer's cache, made by init as the manual has it, without computing anything."""
-        x = jax.ShapeDtypeStruct((batch, self.capacity, params["wq"].shape[0]), params["wq"].dtype)
-        made = jax.eval_shape(_module(params, self.heads, decode=True).init, jax.random.key(0), x)
+        x = jax.ShapeDtypeStruct((batch, self.max_length, params["wq"].shape[0]), params["wq"].dtype)
+        init = _module(params, self.static["heads"], decode=True).init
+        made = jax.eval_shape(init, jax.random.key(0), x)
         return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), made["cache"])
-
-    def _run(self, tokens: Array, attend: Callable[[int, Array], Array]) -> Array:
-        """The whole model; attend(layer, x) is its self-attention."""
-        table = self.params["embedding"]
-        x = embedding(tokens, table) * self.params.get("embedding_scale", 1.0)
-        for number, layer in enumerate(self.params["layers"]):
-            inner = layer["feed_forward"]
-            y = attend(number, _normed(x, layer["norm1"]) if self.pre else x)
-            x = x + y if self.pre else _normed(self.alpha * x + y, layer["norm1"])
-            y = _fed(_normed(x, layer["norm2"]) if self.pre else x, inner)
-            x = x + y if self.pre else _normed(self.alpha * x + y, layer["norm2"])
-        x = x if self.params.get("norm") is None else _normed(x, self.params["norm"])
-        head = self.params.get("head")
-        if head is None:
-            return nn.Embed(*table.shape, dtype=table.dtype).apply(
-                {"params": {"embedding": table}}, x, method=nn.Embed.attend
-            )
-        return _dense(x, head["w"], head.get("b"))
 
 
 def _dense(x: Array, kernel: Array, bias: Array | None) -> Array:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -154,26 +155,68 @@ def _normed(x: Array, params: Params) -> Array:
     return rms_norm(x, params["weight"])
 
 
+def _run(params: Params, tokens: Array, alpha: float, pre: bool, attend: Callable[[int, Array], Array]) -> Array:
+    """The whole model; attend(layer, x) is its self-attention."""
+    table = _embed(params["embedding"])
+    x = table(tokens) * params.get("embedding_scale", 1.0)
+    for number, layer in enumerate(params["layers"]):
+        inner = layer["feed_forward"]
+        y = attend(number, _normed(x, layer["norm1"]) if pre else x)
+        x = x + y if pre else _normed(alpha * x + y, layer["norm1"])
+        y = nnx.relu(_dense(_normed(x, layer["norm2"]) if pre else x, inner["w1"], inner.get("b1")))
+        y = _dense(y, inner["w2"], inner.get("b2"))
+        x = x + y if pre else _normed(alpha * x + y, layer["norm2"])
+    x = x if params.get("norm") is None else _normed(x, params["norm"])
+    head = params.get("head")
+    return table.attend(x) if head is None else _dense(x, head["w"], head.get("b"))
+
+
+@partial(jax.jit, static_argnames=("heads", "pre"))
+def _whole(params: Params, tokens: Array, alpha: float, heads: int, pre: bool) -> Array:
+    """Every token's logits, with is_causal."""
+    return _run(
+        params, tokens, alpha, pre,
+        lambda number, x: _module(params["layers"][number]["attention"], heads)(x, is_causal=True),
+    )  # fmt: skip
+
+
+@partial(jax.jit, static_argnames=("heads", "pre", "capacity", "causal"))
+def _stepped(
+    params: Params, tokens: Array, cache: list[Any] | None, alpha: float, heads: int, pre: bool, capacity: int,
+    causal: bool,
+) -> Any:  # fmt: skip
+    """The logits of one new token, and the caches that decode=True leaves."""
+    new: list[Any] = []
+
+    def attend(number: int, x: Array) -> Array:
+        module = _module(params["layers"][number]["attention"], heads, decode=True)
+        module.init_cache((len(x), capacity, x.shape[2]), dtype=x.dtype)
+        own = (module.cached_key, module.cached_value, module.cache_index)
+        for variable, value in zip(own, cache[number] if cache else (), strict=False):
+            variable[...] = value
+        out = module(x, is_causal=causal)
+        new.append(tuple(variable[...] for variable in own))
+        return out
+
+    return _run(params, tokens, alpha, pre, attend), new
+
+
 class Decoder:
     """A decoder-only model around MultiHeadAttention; its caches are those of decode=True."""
 
     def __init__(
         self, params: Params, heads: int, norm: str, alpha: float, max_length: int | None, causal: bool
     ) -> None:
-        self.params, self.heads, self.pre, self.alpha, self.causal = params, heads, norm == "pre", alpha, causal
-        self.vocabulary, self.max_length = len(params["embedding"]), max_length or _CAPACITY
+        self.params, self.alpha, self.static = params, alpha, {"heads": heads, "pre": norm == "pre"}
+        self.vocabulary, self.max_length, self.causal = len(params["embedding"]), max_length or _CAPACITY, causal
 
     def full(self, tokens: Array) -> Array:
-        """What may come after each token, given those up to it, with is_causal.
+        """What may come after each token, given those up to it.
 
         tokens[B,T] -> logits[B,T,V]
         Source: Radford et al. 2019, section 2.3; the Flax manual, flax.nnx.MultiHeadAttention.
         """
-
-        def attend(number: int, x: Array) -> Array:
-            return _module(self.params["layers"][number]["attention"], self.heads)(x, is_causal=True)
-
-        return self._run(tokens, attend)
+        return _whole(self.params, tokens, self.alpha, **self.static)
 
     def step(self, tokens: Array, cache: list[Any] | None) -> tuple[Array, list[Any]]:
         """The same for one new token after those in the cache.
@@ -182,33 +225,9 @@ class Decoder:
         Source: the Flax manual, flax.nnx.MultiHeadAttention, decode and init_cache.
         Raises ValueError for more than one token.
         """
-        new: list[Any] = []
-
-        def attend(number: int, x: Array) -> Array:
-            module = _module(self.params["layers"][number]["attention"], self.heads, decode=True)
-            module.init_cache((len(x), self.max_length, x.shape[2]), dtype=x.dtype)
-            if cache is not None:
-                nnx.update(module, cache[number])
-            out = module(x, is_causal=self.causal)
-            new.append(nnx.state(module, nnx.Cache))
-            return out
-
-        return self._run(tokens, attend), new
-
-    def _run(self, tokens: Array, attend: Callable[[int, Array], Array]) -> Array:
-        """The whole model; attend(layer, x) is its self-attention."""
-        table = _embed(self.params["embedding"])
-        x = table(tokens) * self.params.get("embedding_scale", 1.0)
-        for number, layer in enumerate(self.params["layers"]):
-            inner = layer["feed_forward"]
-            y = attend(number, _normed(x, layer["norm1"]) if self.pre else x)
-            x = x + y if self.pre else _normed(self.alpha * x + y, layer["norm1"])
-            y = nnx.relu(_dense(_normed(x, layer["norm2"]) if self.pre else x, inner["w1"], inner.get("b1")))
-            y = _dense(y, inner["w2"], inner.get("b2"))
-            x = x + y if self.pre else _normed(self.alpha * x + y, layer["norm2"])
-        x = x if self.params.get("norm") is None else _normed(x, self.params["norm"])
-        head = self.params.get("head")
-        return table.attend(x) if head is None else _dense(x, head["w"], head.get("b"))
+        return _stepped(
+            self.params, tokens, cache, self.alpha, **self.static, capacity=self.max_length, causal=self.causal
+        )
 
 
 def _decoder(causal: bool) -> Callable[..., Decoder]:
