@@ -307,6 +307,15 @@ CAPABILITIES = {
 _PATTERNLESS = (1.5 * np.sin(np.arange(1.0, 4097.0) ** 2)).reshape(8, 512).tolist()
 EXPECTED = [
     Expected(
+        "cross_entropy/equals-the-reference",
+        "label smoothing takes the mean of the logits by a sum in their dtype",
+        "reports/findings/mlx_cross_entropy_float16_smoothing.py",
+        {"logits": [[0.0] * 7 + [10000.0]], "targets": [0], "label_smoothing": 0.1},
+        {"dtype": "float16"},
+        "label_smoothing > 0",
+        ("default",),
+    ),
+    Expected(
         "softmax/works-in-the-declared-precision",
         "without precise=True bfloat16 is summed up in bfloat16, where 256 + 1 is 256",
         "https://github.com/ml-explore/mlx/pull/4178",
