@@ -36,8 +36,9 @@ def _given(value: Any) -> Any:
         return [_given(one) for one in value]
     if isinstance(value, dict):
         return {name: _given(one) for name, one in value.items()}
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, (np.ndarray, np.generic)):
         return value
+    value = np.asarray(value)
     if value.dtype == _BFLOAT:
         return mx.array(value.astype(np.float32)).astype(mx.bfloat16)
     return mx.array(value, dtype=getattr(mx, "bool_" if value.dtype == bool else value.dtype.name))
