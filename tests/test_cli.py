@@ -242,7 +242,14 @@ def test_laws_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> No
 def test_list_shows_operations_registered_names_aliases_and_capabilities(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list") == 0
     out = capsys.readouterr().out
-    for word in ("attention_with_lse", "numpy, torch", "softmax_scale", "causal_alignment", "[bottom_right | top_left"):
+    for word in (
+        "attention_with_lse",
+        "x_transformers",
+        "PyTorch",
+        "softmax_scale",
+        "causal_alignment",
+        "[bottom_right | top_left",
+    ):
         assert word in out
 
 

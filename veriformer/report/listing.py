@@ -11,6 +11,7 @@ from veriformer.catalogue import all_laws, tentative
 from veriformer.declarations import Capabilities
 from veriformer.dialect import words_of
 from veriformer.law import Law
+from veriformer.libraries import library_named
 from veriformer.operation import GIVEN, LISTED, PARAMS, Operation
 from veriformer.operations import OPERATIONS
 from veriformer.report.terminal import NAMES, console_for, two_columns
@@ -63,6 +64,14 @@ def law_facts(law: Law) -> list[tuple[str, str]]:
     if law.kills:
         facts.append(("  rejects", ", ".join(law.kills)))
     return facts
+
+
+def about_registered(name: str) -> str:
+    """What a registered name stands for, and how to have it where it is not there."""
+    library = library_named(name)
+    if library is None:
+        return ""
+    return library.title + (f": not installed, {library.install}" if library.missing else "")
 
 
 def about(table: Operation) -> list[str]:
@@ -132,7 +141,8 @@ def list_everything() -> int:
     console.print("[bold]operations[/]")
     rows = [(f"  {name}", "\n".join(about(table))) for name, table in OPERATIONS.items()]
     two_columns(console, rows, NAMES + 2)
-    console.print("\n[bold]registered implementations[/]\n  " + ", ".join(registered_names()))
+    console.print("\n[bold]registered implementations[/]")
+    two_columns(console, [("  " + name, about_registered(name)) for name in registered_names()], 20)
     console.print("\n[bold]names that are understood[/]")
     two_columns(console, [(f"  {ours}", ", ".join(names)) for ours, names in ALIASES.items()], 20)
     console.print("\n[bold]capabilities[/] (--declare KEY=VALUE)")
