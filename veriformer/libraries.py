@@ -15,7 +15,7 @@ from dataclasses import dataclass
 class Library:
     """A library as the compatibility matrix knows it.
 
-    name: its registered name. extra: `pip install veriformer[extra]` provides it. title: what its makers
+    name: its registered name. extra: `pip install veriformer[extra]` provides it, perhaps several. title: what its makers
     call it. packages: import names that must be found.
     variants: those of the registered name that call the library; empty: all. apart: why it needs an environment
     of its own; empty: it does not.
@@ -82,8 +82,8 @@ LIBRARIES = (
     Library("flax", "Flax", ("flax", "jax"), "flax"),
     Library("equinox", "Equinox", ("equinox", "jax"), "equinox"),
     Library("optax", "Optax", ("optax", "jax"), "optax"),
-    Library("keras_torch", "Keras on PyTorch", ("keras", "torch"), "keras"),
-    Library("keras_jax", "Keras on JAX", ("keras", "jax"), "keras"),
+    Library("keras_torch", "Keras on PyTorch", ("keras", "torch"), "keras,torch"),
+    Library("keras_jax", "Keras on JAX", ("keras", "jax"), "keras,jax"),
     Library("mlx", "MLX", ("mlx",), "mlx"),
     Library("openvino", "OpenVINO", ("openvino",), "openvino"),
     Library(
