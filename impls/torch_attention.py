@@ -166,6 +166,7 @@ EXPECTED = [
     Expected(
         "varlen_attention/gradient-does-not-depend-on-the-layout",
         reason="the backward of jagged nested tensors reads a cotangent from the start of its storage, not its offset",
+        link="reports/findings/torch_nested_backward_offset.py",
         case={
             "q": [[[0.0]]], "k": [[[0.0]]], "v": [[[1.0]]], "q_offsets": [0, 1, 1], "k_offsets": [0, 1, 1],
             "layout": "offset",

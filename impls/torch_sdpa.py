@@ -81,6 +81,7 @@ EXPECTED = [
     Expected(
         "attention/zero-scale-averages",
         reason=_FILLED_BEFORE_SCALING,
+        link="reports/findings/torch_flash_nonpositive_scale.py",
         case=_ONE_QUERY_TWO_KEYS,
         when={"device": "cpu"},
         where="causal",
@@ -89,6 +90,7 @@ EXPECTED = [
     Expected(
         "attention/negative-scale-negates-the-query",
         reason=_FILLED_BEFORE_SCALING,
+        link="reports/findings/torch_flash_nonpositive_scale.py",
         case={**_ONE_QUERY_TWO_KEYS, "scale": 1.0},
         when={"device": "cpu"},
         where="causal",

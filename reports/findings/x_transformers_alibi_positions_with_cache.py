@@ -1,7 +1,8 @@
 """ALiBi with pos= and a cache: the bias is square, the scores are not.
 
 Library: x-transformers 2.31.10
-Law: decoder_lm/left-padding-changes-nothing, decoder_lm/masked-tokens-have-no-influence, decoder_lm/defaults-may-be-said
+Law: decoder_lm/left-padding-changes-nothing, decoder_lm/masked-tokens-have-no-influence,
+decoder_lm/defaults-may-be-said
 Where: x_transformers:decoder_alibi, x_transformers:decoder_alibi_flash
 Input: TransformerWrapper around Decoder(alibi_pos_bias=True); two tokens after two, pos=[[0, 1, 2, 3]]
 Got: RuntimeError: sizes do not match
@@ -9,7 +10,8 @@ Wanted: the logits of the whole: forward_custom_pos(pos) is asked for all rows, 
 has fewer queries. (One query without flash comes out with four rows, the last of them right.)
 Status: theirs, new
 Tracker: none found (https://github.com/lucidrains/x-transformers/issues/298 is about flash without a cache, closed)
-Searched: "x-transformers alibi custom positions pos with kv cache shape mismatch forward_custom_pos" in issues; "x-transformers kv cache wrong logits" in issues
+Searched: "x-transformers alibi custom positions pos with kv cache shape mismatch forward_custom_pos" in issues;
+"x-transformers kv cache wrong logits" in issues
 """
 
 import sys

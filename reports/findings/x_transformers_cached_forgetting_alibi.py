@@ -1,7 +1,9 @@
 """attn_data_dependent_alibi with a cache: steps forget nothing, and chunks do not fit.
 
 Library: x-transformers 2.31.10
-Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/sessions-do-not-interact, decoder_lm/any-walk-equals-full, decoder_lm/defaults-may-be-said, decoder_lm/left-padding-changes-nothing, decoder_lm/steps-are-taken
+Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/sessions-do-not-interact,
+decoder_lm/any-walk-equals-full, decoder_lm/defaults-may-be-said, decoder_lm/left-padding-changes-nothing,
+decoder_lm/steps-are-taken
 Where: x_transformers:decoder_data_dependent_alibi
 Input: TransformerWrapper around Decoder(attn_data_dependent_alibi=True); can_cache_kv is True; a token after three
 Got: other logits than without the cache; with cache_age=2 RuntimeError: sizes do not match
@@ -9,7 +11,8 @@ Wanted: the logits of the whole: the biases of the new tokens are made of these 
 that one number is added to every key
 Status: theirs, new
 Tracker: none found
-Searched: "x-transformers data dependent alibi cache kv inference forgetting transformer" in issues; "x-transformers kv cache wrong logits" in issues
+Searched: "x-transformers data dependent alibi cache kv inference forgetting transformer" in issues; "x-transformers
+kv cache wrong logits" in issues
 """
 
 import sys

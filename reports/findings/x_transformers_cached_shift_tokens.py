@@ -1,14 +1,16 @@
 """shift_tokens with a cache: a step gets zeros in place of the channels of the token before it.
 
 Library: x-transformers 2.31.10
-Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/sessions-do-not-interact, decoder_lm/any-walk-equals-full
+Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/sessions-do-not-interact,
+decoder_lm/any-walk-equals-full
 Where: x_transformers:decoder_shift_tokens
 Input: TransformerWrapper around Decoder(shift_tokens=1); can_cache_kv is True; a token after three
 Got: other logits than without the cache
 Wanted: the logits of the whole: half of the channels come from the token before, which the step does not have
 Status: theirs, new
 Tracker: none found
-Searched: "x-transformers shift_tokens kv cache generation" in issues; "x-transformers kv cache wrong logits" in issues
+Searched: "x-transformers shift_tokens kv cache generation" in issues; "x-transformers kv cache wrong logits" in
+issues
 """
 
 import sys

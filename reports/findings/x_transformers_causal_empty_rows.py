@@ -1,7 +1,10 @@
 """Causal attention with more queries than keys: the first rows see nothing, and get values all the same.
 
 Library: x-transformers 2.31.10
-Law: attention/equals-the-reference, attention/empty-row-is-as-declared, attention/future-has-no-influence, attention/empty-rows-pass-nothing-on, attention/value-gradients-sum-to-the-cotangents, attention/hidden-content-has-no-influence, attention/gradient-equals-the-reference, multi_head_attention/empty-row-is-as-declared
+Law: attention/equals-the-reference, attention/empty-row-is-as-declared, attention/future-has-no-influence,
+attention/empty-rows-pass-nothing-on, attention/value-gradients-sum-to-the-cotangents,
+attention/hidden-content-has-no-influence, attention/gradient-equals-the-reference,
+multi_head_attention/empty-row-is-as-declared
 Where: x_transformers:attend, x_transformers:attend_told, x_transformers:attend_onnxable, x_transformers:attend_flash
 Input: Attend(causal=True), three queries, two keys, values [1, 3], no mask
 Got: first row 2 (the mean of all values, a later one among them); with flash=True rows 1, 2, 2
@@ -9,7 +12,8 @@ Wanted: 0, 1, 2: the triangle is at the bottom right (queries are the last ones)
 a mask empties gives 0. Only masks are searched for empty rows; flash hands is_causal to torch, which is top left.
 Status: theirs, new
 Tracker: none found
-Searched: "lucidrains x-transformers causal cross attention query longer than key create_causal_mask triu row fully masked average of values" in issues; "x-transformers flash attention causal argument ignored Attend" in issues
+Searched: "lucidrains x-transformers causal cross attention query longer than key create_causal_mask triu row fully
+masked average of values" in issues; "x-transformers flash attention causal argument ignored Attend" in issues
 """
 
 import sys

@@ -1,7 +1,9 @@
 """attn_orthog_projected_values lets a decoder see later tokens.
 
 Library: x-transformers 2.31.10
-Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/sessions-do-not-interact, decoder_lm/any-walk-equals-full, decoder_lm/left-padding-changes-nothing, decoder_lm/defaults-may-be-said, decoder_lm/prefix-decides, decoder_lm/future-has-no-influence, decoder_lm/masked-tokens-have-no-influence
+Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/sessions-do-not-interact,
+decoder_lm/any-walk-equals-full, decoder_lm/left-padding-changes-nothing, decoder_lm/defaults-may-be-said,
+decoder_lm/prefix-decides, decoder_lm/future-has-no-influence, decoder_lm/masked-tokens-have-no-influence
 Where: x_transformers:decoder_orthogonal_values
 Input: TransformerWrapper around Decoder(attn_orthog_projected_values=True); tokens [2, 0, 1, 3] and [2, 0, 1, 4]
 Got: the logits of the first token differ
@@ -9,7 +11,8 @@ Wanted: equal logits before the changed token: orthog_project packs 'b *', so th
 are those of the whole sequence and not of each token
 Status: theirs, new
 Tracker: none found
-Searched: "x-transformers orthogonal projected values causal leak orthog_project" in issues; "x-transformers belief attention orthogonal projected values future leak sequence" in issues
+Searched: "x-transformers orthogonal projected values causal leak orthog_project" in issues; "x-transformers belief
+attention orthogonal projected values future leak sequence" in issues
 """
 
 import sys

@@ -1,7 +1,8 @@
 """scaled_sinu_pos_emb takes no positions of its own for each sample, so that left-padded prompts raise.
 
 Library: x-transformers 2.31.10
-Law: decoder_lm/left-padding-changes-nothing, decoder_lm/masked-tokens-have-no-influence, decoder_lm/defaults-may-be-said
+Law: decoder_lm/left-padding-changes-nothing, decoder_lm/masked-tokens-have-no-influence,
+decoder_lm/defaults-may-be-said
 Where: x_transformers:decoder_sinusoidal
 Input: TransformerWrapper(scaled_sinu_pos_emb=True), tokens [[0, 1, 2]], seq_start_pos=[1] (as generate(prompt_lens=))
 Got: RuntimeError from einsum('i, j -> i j') on positions[B, T]
@@ -9,7 +10,8 @@ Wanted: the logits of [[1, 2]] at its tokens: the positions that ScaledSinusoida
 seq_start_pos have two axes
 Status: theirs, new
 Tracker: none found
-Searched: "x-transformers scaled_sinu_pos_emb seq_start_pos einsum error prompt_lens generate" in issues; "x-transformers alibi custom positions pos with kv cache shape mismatch forward_custom_pos" in issues
+Searched: "x-transformers scaled_sinu_pos_emb seq_start_pos einsum error prompt_lens generate" in issues;
+"x-transformers alibi custom positions pos with kv cache shape mismatch forward_custom_pos" in issues
 """
 
 import sys
