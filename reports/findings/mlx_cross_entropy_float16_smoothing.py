@@ -6,9 +6,9 @@ Where: mlx:default
 Input: float16 logits [[0, 0, 0, 0, 0, 0, 0, 10000]], target 0, label_smoothing 0.1
 Got: inf
 Wanted: 9875 (0.9 of 10000, and 0.1 of the mean of 10000, …, 10000, 0; the mean fits float16, the sum does not)
-Status: theirs, known
-Tracker: none found (the function's manual says that the CPU reduces in the dtype of the logits)
-Searched: the docstring of mlx.nn.losses.cross_entropy
+Status: theirs, new
+Tracker: none found (the function's docstring says that the CPU reduces in the dtype of the logits)
+Searched: "mlx.nn.losses.cross_entropy label_smoothing reduction dtype" in documentation
 """
 
 import sys

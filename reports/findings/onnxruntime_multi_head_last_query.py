@@ -9,9 +9,10 @@ Where: onnxruntime:multi_head
 Input: com.microsoft.MultiHeadAttention, one head; zero queries, zero keys, v = [[1], [0]]
 Got: 0.5 for one query; [1, 0.5] for two
 Wanted: the same for the first query either way (a query's mask does not depend on how many follow it)
-Status: theirs, known
-Tracker: https://github.com/microsoft/onnxruntime/issues/29020 (the same in Attention-23)
-Searched: "contrib MultiHeadAttention unidirectional q_len 1 kv_len causal mask ignored" in issues
+Status: theirs, new
+Tracker: none found (microsoft/onnxruntime issue 29020 is of Attention-23, where one query saw all keys)
+Searched: "contrib MultiHeadAttention unidirectional q_len 1 kv_len causal mask ignored", "contrib MultiHeadAttention
+    unidirectional causal mask last query not masked CPU" in issues
 """
 
 import sys
