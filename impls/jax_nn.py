@@ -1,0 +1,177 @@
+"""jax.nn's own functions: softmax and its kin, activations, standardize as a norm, dot_product_attention.
+
+JAX has [B,T,H,D], True in a mask may be seen, a causal triangle and a window that start at the top left, and a row that
+may see nothing gets the plain mean of all values. Values are as wide as keys. Softmax in attention is float32 in every
+dtype: float64 comes out as accurate as float32. "attention" leaves the choice of kernel to JAX, "attention_xla" names
+XLA's. All are compiled by jax.jit but for "eager", where each step of softmax is a program of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import Array
+
+from veriformer.declarations import Capabilities, Expected
+
+FRAMEWORK = "jax"
+DISTRIBUTIONS = ("jax", "jaxlib")
+
+
+def softmax(x: Array, *, axis: int = -1) -> Array:
+    """jax.nn.softmax.
+
+    x[...] -> [...]
+    p_i = exp(x_i) / sum_j exp(x_j)
+    Source: the JAX manual, jax.nn.softmax. A row of -inf alone gives NaN.
+    """
+    return jax.nn.softmax(x, axis=axis)
+
+
+def log_softmax(x: Array, *, axis: int = -1) -> Array:
+    """jax.nn.log_softmax.
+
+    x[...] -> [...]
+    y_i = x_i - log sum_j exp(x_j)
+    Source: the JAX manual, jax.nn.log_softmax. A row of -inf alone gives NaN.
+    """
+    return jax.nn.log_softmax(x, axis=axis)
+
+
+def logsumexp(x: Array, *, axis: int = -1) -> Array:
+    """jax.nn.logsumexp.
+
+    x[...] -> [... without axis]
+    y = log sum_j exp(x_j)
+    Source: the JAX manual, jax.nn.logsumexp. A row of -inf alone gives -inf.
+    """
+    return jax.nn.logsumexp(x, axis=axis)
+
+
+def gelu(x: Array) -> Array:
+    """jax.nn.gelu with approximate=False.
+
+    x[...] -> [...]
+    x Phi(x)
+    Source: the JAX manual, jax.nn.gelu.
+    """
+    return jax.nn.gelu(x, approximate=False)
+
+
+def gelu_approximate(x: Array) -> Array:
+    """jax.nn.gelu as it is by default.
+
+    x[...] -> [...]
+    x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+    Source: the JAX manual, jax.nn.gelu.
+    """
+    return jax.nn.gelu(x)
+
+
+def relu(x: Array) -> Array:
+    """jax.nn.relu.
+
+    x[...] -> [...]
+    max(x, 0)
+    Source: the JAX manual, jax.nn.relu.
+    """
+    return jax.nn.relu(x)
+
+
+def _layer_norm(algorithm: str) -> Callable[..., Array]:
+    def layer_norm(x: Array, weight: Array, bias: Array, *, eps: float = 1e-5) -> Array:
+        """jax.nn.standardize over the last axis, which has no weight and bias of its own.
+
+        x[..., d], weight[d], bias[d] -> [..., d]
+        y = weight (x - mean) / sqrt(variance + eps) + bias
+        Source: the JAX manual, jax.nn.standardize, with this algorithm for the variance.
+        """
+        return jax.nn.standardize(x, epsilon=eps, algorithm=algorithm) * weight + bias
+
+    return layer_norm
+
+
+def _attention(name: str, implementation: str | None) -> Callable[..., Array]:
+    def attention(
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+    ) -> Array:
+        """jax.nn.dot_product_attention with this implementation.
+
+        q[B,Tq,H,D], k[B,Tk,G,D], v[B,Tk,G,D] -> [B,Tq,H,D]
+        softmax(q k^T scale + bias) v over the keys a row may see; query i sits at i (top left)
+        Source: the JAX manual, jax.nn.dot_product_attention; masks and biases have four axes there.
+        """
+        if window is not None:  # a side that is open is as long as the sequences are
+            window = tuple(q.shape[1] + k.shape[1] if side is None else side for side in window)
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            bias=_four(bias),
+            mask=_four(mask),
+            scale=scale,
+            is_causal=causal,
+            local_window_size=window,
+            implementation=implementation,
+        )
+
+    attention.__qualname__ = f"attention[{name}]"
+    return attention
+
+
+def _four(array: Array | None) -> Array | None:
+    """The array with axes of length 1 before its own, so that it has four."""
+    return None if array is None else array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def _of(function: Callable[..., Any], *names: str) -> Any:
+    """The function compiled, for each value of these keywords."""
+    return jax.jit(function, static_argnames=names)
+
+
+_ATTENTION_WORDS = ("causal", "scale", "window")
+VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
+    "functions": {
+        "softmax": _of(softmax, "axis"),
+        "log_softmax": _of(log_softmax, "axis"),
+        "logsumexp": _of(logsumexp, "axis"),
+        "gelu": _of(gelu),
+        "relu": _of(relu),
+    },
+    "eager": {"softmax": softmax},
+    "approximate": {"gelu": _of(gelu_approximate)},
+    "standardize": {"layer_norm": _of(_layer_norm("fast"))},
+    "standardize_stable": {"layer_norm": _of(_layer_norm("stable"))},
+    "attention": {"attention": _of(_attention("attention", None), *_ATTENTION_WORDS)},
+    "attention_xla": {"attention": _of(_attention("attention_xla", "xla"), *_ATTENTION_WORDS)},
+}
+_EACH = Capabilities(compiles_per_shape=True)
+_ATTENTION = replace(
+    _EACH,
+    layout="BTHD",
+    causal_alignment="top_left",
+    value_width="equal",
+    empty_row="mean",
+    infinite_bias=True,
+    nonpositive_scale=True,
+    accumulate={"float64": "float32"},
+    intermediate={"float64": "float32"},
+)
+CAPABILITIES = {
+    **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
+    "approximate": {"gelu": replace(_EACH, gelu="tanh")},
+    "attention": {"attention": _ATTENTION},
+    "attention_xla": {"attention": _ATTENTION},
+}
+EXPECTED: list[Expected] = []
