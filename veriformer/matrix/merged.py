@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import resource
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def matrix_of(
                 "effort": way.effort,
                 "seed": way.seed,
                 "seconds": round(seconds, 1),
+                "cpu_seconds": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, 1),
                 "environment": environment(),
             }
         ],

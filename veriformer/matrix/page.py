@@ -60,11 +60,11 @@ def markdown(matrix: Mapping[str, Any]) -> str:
 def _made(matrix: Mapping[str, Any]) -> str:
     lines = [f"Made by `veriformer matrix` and `veriformer report`, level {matrix['level']}."]
     for run in matrix["runs"]:
-        about = run["environment"]
+        about, cpu = run["environment"], run.get("cpu_seconds", 0) / 60
+        took = f"{run['seconds'] / 60:.0f} minutes" + (f" ({cpu:.0f} of CPU)" if cpu else "")
         lines.append(
-            f"Run of {run['created'][:10]}: effort {run['effort']}, seed {run['seed']}, {run['seconds'] / 60:.0f} "
-            f"minutes; veriformer {about['veriformer']}, Python {about['python']}, numpy {about['numpy']}, "
-            f"{about['platform']}."
+            f"Run of {run['created'][:10]}: effort {run['effort']}, seed {run['seed']}, {took}; "
+            f"veriformer {about['veriformer']}, Python {about['python']}, numpy {about['numpy']}, {about['platform']}."
         )
     return "\n".join(lines)
 
