@@ -306,7 +306,7 @@ _LARGE_MEAN = [
     ("float64", "equals-the-reference", {"x": [10000.0, 9999.751638377904]}),
     ("float64", "gradient-equals-the-reference", {"x": [7.3, 7.3, 7.0]}),
     ("float64", "variance-is-v-over-v-plus-eps", {"x": [0.16566645307617722, 0.16124769565672994]}),
-    ("float64", "shift-changes-nothing", {"x": [1000000.0, 1000001.0, 1000002.0, 1000003.0]}),
+    ("float64", "shift-changes-nothing", {"x": [12345.678, 12346.789, 12345.123]}),
     ("float64", "channels-permute", {"x": [10000.241771876877, 10000.235380918737], "eps": 1e-12}),
     ("float16", "equals-the-reference", {"x": [998.0, 1000.0, 1000.0]}),
     ("float16", "gradient-equals-the-reference", {"x": [1000.0, 1000.0, 1002.0]}),
