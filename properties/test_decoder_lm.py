@@ -337,11 +337,17 @@ def past_the_capacity_is_refused(lm: Subject, case: Case) -> None:
     if limit is None or limit > tokens.shape[1]:
         return
     lm.run(case, [full(tokens[:, :limit])])
-    try:
-        lm.run(case, [step(tokens[:, :limit], None, 0)])
-    except Refused as refused:
-        expect(False, "refused", f"{limit} tokens were refused, wanted room for as many: {refused}")
-    taken = not raises(lm, case, [step(tokens[:, :limit], None, 0), step(tokens[:, :1], 0, 1)])
+    for lengths in ([limit], [1] * limit):  # some take no chunk of that length, but as many tokens
+        try:
+            lm.run(case, steps(tokens[:, :limit], lengths))
+            break
+        except Refused as refused:
+            said = str(refused)
+    else:
+        expect(False, "refused", f"{limit} tokens were refused, wanted room for as many: {said}")
+    taken = not raises(
+        lm, case, [*steps(tokens[:, :limit], lengths), step(tokens[:, :1], len(lengths) - 1, len(lengths))]
+    )
     expect(not taken, "accepted", f"token {limit + 1} was taken, wanted an exception: the cache holds {limit}")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from toys import cases_of, implementation, judged, refusing, row_case, softmax, toy_law
 
 from veriformer.calling import UsageError
@@ -14,7 +15,7 @@ from veriformer.case import Case
 from veriformer.declarations import Expected
 from veriformer.expect import expect_close
 from veriformer.known import awake, holds
-from veriformer.law import Law
+from veriformer.law import Law, Recipe
 from veriformer.running import Item
 
 
@@ -31,6 +32,14 @@ def test_an_expected_failure_that_still_fails_is_xfail_and_the_search_is_off() -
     row = judged(short(), softmax=softmax, expected=[expecting([0, 1, 2])])
     assert (row.verdict, row.reason) == ("xfail", "long rows are known to be wrong")
     assert row.search == "off: long rows are known to be wrong" and row.cases == 0
+
+
+def test_a_pinned_case_may_fail_beside_any_example_of_what_else_is_drawn() -> None:
+    law = toy_law(lambda softmax, case, pick: expect_close(pick == 2 and softmax(case).size > 0, 0, 0))
+    law = replace(law, recipes={**law.recipes, "pick": Recipe(lambda _: (0, 1, 2), lambda _: st.integers(0, 2))})
+    assert judged(law, softmax=softmax, expected=[expecting([0, 1])]).verdict == "xfail"
+    never = replace(law, recipes={**law.recipes, "pick": Recipe(lambda _: (0, 1), lambda _: st.integers(0, 1))})
+    assert judged(never, softmax=softmax, expected=[expecting([0, 1])]).verdict == "xpass"
 
 
 def test_an_expected_failure_that_is_gone_is_xpass() -> None:

@@ -291,7 +291,7 @@ class Item:
         return [e for e in mine if awake(e, self.dtype, self.implementation.description.versions)]
 
     def _check_expected(self, row: Row, expected: Sequence[Expected]) -> tuple[str, str] | None:
-        """Run the pinned case of each entry: xfail while it fails, xpass when it no longer does."""
+        """Run the pinned case of each entry: xfail while it fails beside any example, xpass when it no longer does."""
         state: tuple[str, str] | None = None
         for entry in expected:
             row.expected = entry
@@ -301,12 +301,17 @@ class Item:
                 case = literal_case(self.law.operation, entry.case, self.dtype)
             except ValueError as error:
                 raise UsageError(f"Expected({entry.law!r}): {error}") from error
-            others = [recipe.examples(self.domain)[0] for name, recipe in self.law.recipes.items() if name != "case"]
-            with recording():
+            broken, others, refusal = None, [], ""
+            for others in self._beside():
                 try:
-                    broken = self._broken((case, *others))
+                    with recording():
+                        broken = self._broken((case, *others))
                 except Refused as refused:
-                    return "xpass", f"refused now ({refused}); remove this entry: {entry.reason}"
+                    refusal = str(refused)
+                if broken is not None:
+                    break
+            if broken is None and refusal:
+                return "xpass", f"refused now ({refusal}); remove this entry: {entry.reason}"
             if broken is None:
                 return "xpass", f"no longer fails; remove this entry: {entry.reason}"
             if broken.kind != entry.kind if entry.kind else broken.kind in _VERDICT_OF:
@@ -315,6 +320,11 @@ class Item:
                 return _VERDICT_OF.get(broken.kind, "fail"), said
             state = ("xfail", entry.reason)
         return state
+
+    def _beside(self) -> list[list[Any]]:
+        """What a pinned case is tried with: the examples of the law's other recipes, the first of each first."""
+        tables = [recipe.examples(self.domain) for name, recipe in self.law.recipes.items() if name != "case"]
+        return [[table[i % len(table)] for table in tables] for i in range(max(map(len, tables), default=1))]
 
 
 def count(row: Row, trial: Trial) -> None:
