@@ -12,8 +12,8 @@ import pytest
 
 from veriformer.calling import UsageError, plan_call
 from veriformer.checking import check
-from veriformer.written_in import framework_of
 from veriformer.targets import Options, load, load_functions
+from veriformer.written_in import framework_of
 
 SOFTMAX = "import numpy as np\n\ndef softmax(x, *, axis=-1):\n    e = np.exp(x - x.max(axis, keepdims=True))\n"
 SOFTMAX += "    return e / e.sum(axis, keepdims=True)\n"

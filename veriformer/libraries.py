@@ -15,10 +15,9 @@ from dataclasses import dataclass
 class Library:
     """A library as the compatibility matrix knows it.
 
-    name: its registered name. extra: `pip install veriformer[extra]` provides it, perhaps several. title: what its makers
-    call it. packages: import names that must be found.
-    variants: those of the registered name that call the library; empty: all. apart: why it needs an environment
-    of its own; empty: it does not.
+    name: its registered name. title: what its makers call it. packages: import names that must be found. extra:
+    `pip install veriformer[extra]` provides it, perhaps several. variants: those of the registered name that call the
+    library; empty: all. apart: why it needs an environment of its own; empty: it does not.
     """
 
     name: str
