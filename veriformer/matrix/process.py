@@ -27,6 +27,8 @@ from veriformer.report.record import slug, write
 
 GRACE = 300.0
 """Seconds beyond the time limit that a process may take to import its library and to write what it found."""
+PATIENCE = 120.0
+"""Seconds for a call: the first one of a library may import and compile a lot, beside other variants."""
 WITHOUT_LIMIT = 3600.0
 """Seconds that a process may take where no limit is given."""
 
@@ -120,7 +122,18 @@ def _read(place: Path) -> dict[str, Any] | None:
 
 
 def _words(unit: Unit, way: Way, folder: Path, place: Path) -> list[str]:
-    words = [sys.executable, "-m", "veriformer", "check", unit.target, "--offline", "--effort", way.effort_for(unit)]
+    words = [
+        sys.executable,
+        "-m",
+        "veriformer",
+        "check",
+        unit.target,
+        "--offline",
+        "--timeout",
+        str(PATIENCE),
+        "--effort",
+        way.effort_for(unit),
+    ]
     words += ["--seed", str(way.seed), "--json", str(place), "--output", str(folder / _file(unit))]
     words += [] if way.max_time is None else ["--max-time", str(way.max_time)]
     laws = way.laws or (unit.operations if unit.part else ())
