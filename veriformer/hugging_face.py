@@ -37,7 +37,7 @@ def check_hugging_face(model: Any, operation: str) -> None:
     takes = inspect.signature(model.forward).parameters
     if not model.can_generate():
         wanted = "a …ForCausalLM model" if operation == "decoder_lm" else "a …ForConditionalGeneration model"
-        raise UsageError(f"{operation} is a {name}, which generates nothing; wanted {wanted}, with its head")
+        raise UsageError(f"{operation} is a {name}, which does not generate; wanted {wanted}, with its head")
     if pair != (operation == "encoder_decoder"):
         other = "encoder_decoder" if pair else "decoder_lm"
         raise UsageError(f"{operation} is a {name}; give it as {other}=")

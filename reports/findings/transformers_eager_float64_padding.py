@@ -6,11 +6,13 @@ Where: transformers:llama_eager*, transformers:mistral_eager*, transformers:gemm
 Input: any decoder with two layers in float64; input_ids [[0, 1, 2]], attention_mask [[0, 1, 1]]
 Got: NaN at every position, the real tokens included
 Wanted: the logits of [[1, 2]], as in float32 and as sdpa gives in float64 (padding changes nothing). The mask is
-finfo(float64).min, and eager attention takes its softmax in float32, where that is -inf: the row of the padding
-token is NaN, and in the next layer 0 * NaN reaches the tokens behind it.
+    finfo(float64).min, and eager attention takes its softmax in float32, where that is -inf: the row of the padding
+    token is NaN, and in the next layer 0 * NaN reaches the tokens behind it.
 Status: theirs, new
 Tracker: none found
-Searched: "float64 eager attention left padding NaN softmax float32 finfo min mask overflow -inf" in issues; "eager_attention_forward softmax dtype=torch.float32 double precision model NaN fully masked rows padding" in issues; "Llama model.double() float64 NaN logits with attention_mask padding eager" in issues
+Searched: "float64 eager attention left padding NaN softmax float32 finfo min mask overflow -inf" in issues;
+    "eager_attention_forward softmax dtype=torch.float32 double precision model NaN fully masked rows padding" in
+    issues; "Llama model.double() float64 NaN logits with attention_mask padding eager" in issues
 """
 
 import sys
