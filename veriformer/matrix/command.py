@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 import time
@@ -87,6 +88,8 @@ def shown(console: Console, units: Sequence[Unit], way: Way, kept: Path, given: 
     """Judge the variants, so many at a time, with a line for each that is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     pool, stop = ThreadPoolExecutor(given.jobs), threading.Event()
+    # or what runs would live on
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
             task = bar.add_task("variants", total=len(units))
@@ -98,6 +101,7 @@ def shown(console: Console, units: Sequence[Unit], way: Way, kept: Path, given: 
     finally:
         stop.set()  # after an interrupt no process may go on that nobody waits for
         pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 def line_of(one: Judged) -> str:
