@@ -13,8 +13,9 @@ from toys import Everything, faulty, faulty_files, implementation
 from veriformer.boundary import Outcome, Request
 from veriformer.catalogue import all_laws
 from veriformer.checking import RED, in_process
+from veriformer.declarations import Capabilities
 from veriformer.impls import numpy_plain
-from veriformer.law import Law
+from veriformer.law import Domain, Law
 from veriformer.operations import OPERATIONS
 from veriformer.running import Item, Row
 from veriformer.subject import Implementation
@@ -154,3 +155,10 @@ def test_every_law_applies_to_some_correct_implementation() -> None:
             if law.operation in operations and not law.missing(one.domain(law.operation, one.main_dtype(law.operation)))
         }
     assert lacking == set()
+
+
+@pytest.mark.parametrize(("rule", "wanted"), [("zeros", []), ("mean", ["sink or zero rows"]), ({"mask": "nan"}, [])])
+def test_a_law_of_rows_of_zeros_is_left_out_where_none_are(rule: Any, wanted: list[str]) -> None:
+    (law,) = (one for one in all_laws() if one.id == "attention/empty-rows-pass-nothing-on")
+    accepts, able = frozenset({"causal", "mask"}), Capabilities(empty_row=rule)
+    assert law.missing(Domain("attention", "float32", accepts, able, vjp=True)) == wanted
