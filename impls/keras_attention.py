@@ -112,7 +112,10 @@ VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
 }
 # keras.backend.result_type makes float32 of float64 but on TensorFlow: both compute in float32.
 _EACH = Capabilities(
-    compiles_per_shape=FRAMEWORK == "jax", accumulate={"float64": "float32"}, intermediate={"float64": "float32"}
+    compiles_per_shape=FRAMEWORK == "jax",
+    value_width="equal" if FRAMEWORK == "jax" else "any",
+    accumulate={"float64": "float32"},
+    intermediate={"float64": "float32"},
 )
 _ATTENTION = replace(
     _EACH,

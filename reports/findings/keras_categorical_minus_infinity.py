@@ -6,6 +6,7 @@ cross_entropy/equals-the-reference
 Where: keras_torch:categorical, keras_jax:categorical, keras_jax:sparse
 Input: logits [[0, -inf]], one-hot target [[1, 0]]
 Got: nan, on torch and on JAX: the target's 0 is multiplied by the class's log-probability, -inf
+(on JAX outside of jit; on a CPU XLA drops a product with a one-hot target, and the compiled loss is 0)
 Wanted: 0, as the sparse loss gives on torch, but not on JAX (a class without probability may as well not be there)
 Status: theirs, new
 Tracker: none found
