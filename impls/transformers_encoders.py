@@ -1,10 +1,10 @@
-"""Parts of models of Hugging Face transformers: BERT's layer and encoder, attention functions, norms, rotary, gelu.
+"""Parts of models of Hugging Face transformers: BERT's layer, attention functions, norms, rotary, gelu.
 
 Attention takes one attention_mask. Eager attention adds it: what must not be attended to gets the smallest number of
 the dtype, not -inf, and nothing is said of rows without keys: they give the mean, in float16 roughly, and in float64
 NaN, where the softmax in float32 makes -inf of that number. Triangle and window are in the mask as well; only sdpa has
 a flag is_causal, of which a single query takes no notice. softcap is Gemma 2's, sink GPT-OSS's. Softmax, norms and
-angles are in float32, whatever the dtype.
+angles are in float32, whatever the dtype. BERT's encoder has no norm at its end, hence its layer alone is here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, LlamaConfig, activations
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.bert.modeling_bert import BertEncoder, BertLayer
+from transformers.models.bert.modeling_bert import BertLayer
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
@@ -46,28 +46,28 @@ def _added(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return torch.zeros(mask.shape, dtype=like.dtype).masked_fill(~mask, torch.finfo(like.dtype).min)
 
 
-def _layer_weights(params: Params, prefix: str = "") -> dict[str, Tensor]:
+def _layer_weights(params: Params) -> dict[str, Tensor]:
     """Ours by BERT's names: matrices [out, in]; a bias that is not given is 0, for BERT always has one."""
     found = {}
     for name, (part, weight, bias) in _LINEAR.items():
         matrix = params[part][weight]
         given = params[part].get(bias)
-        found[f"{prefix}{name}.weight"] = matrix.T
-        found[f"{prefix}{name}.bias"] = torch.zeros_like(matrix[0]) if given is None else given
+        found[f"{name}.weight"] = matrix.T
+        found[f"{name}.bias"] = torch.zeros_like(matrix[0]) if given is None else given
     for name, norm in _NORMS.items():
-        found |= {f"{prefix}{name}.{part}": params[norm][part] for part in ("weight", "bias")}
+        found |= {f"{name}.{part}": params[norm][part] for part in ("weight", "bias")}
     return found
 
 
-def _config(x: Tensor, layers: list[Params], heads: int, attention: str) -> BertConfig:
-    """A config of these sizes. Raises ValueError for heads that do not make up the width, and for post-norm's lack."""
-    if layers[0]["attention"]["wq"].shape[1] != x.shape[-1]:
-        raise ValueError(f"wq: got {layers[0]['attention']['wq'].shape[1]} columns, wanted {x.shape[-1]}, as BERT has")
+def _config(x: Tensor, params: Params, heads: int, attention: str) -> BertConfig:
+    """A config of these sizes. Raises ValueError for heads that do not make up the width."""
+    columns = params["attention"]["wq"].shape[1]
+    if columns != x.shape[-1]:
+        raise ValueError(f"wq: got {columns} columns, wanted {x.shape[-1]}, as BERT has")
     config = BertConfig(
         hidden_size=x.shape[-1],
         num_attention_heads=heads,
-        num_hidden_layers=len(layers),
-        intermediate_size=layers[0]["feed_forward"]["w1"].shape[1],
+        intermediate_size=params["feed_forward"]["w1"].shape[1],
         hidden_act="relu",
         layer_norm_eps=1e-5,
     )
@@ -84,31 +84,11 @@ def _encoder_layer(attention: str) -> Callable[..., Tensor]:
         Source: the manual of transformers, BERT; Devlin et al. 2019. Raises ValueError where H D is not d.
         """
         with torch.device("meta"):
-            module = BertLayer(_config(x, [params], heads, attention)).eval()
+            module = BertLayer(_config(x, params, heads, attention)).eval()
         masks = {"attention_mask": mask if attention == "sdpa" else _added(mask, x)}
         return torch.func.functional_call(module, _layer_weights(params), (x,), masks)
 
     return encoder_layer
-
-
-def _encoder(attention: str) -> Callable[..., Tensor]:
-    def encoder(x: Tensor, params: Params, *, heads: int, mask: Tensor | None = None) -> Tensor:
-        """BertEncoder: layers one after the other, no norm at the end.
-
-        x[B,T,d], params: layers -> [B,T,d]
-        Source: the manual of transformers, BERT. Raises ValueError for a final norm and where H D is not d.
-        """
-        if "norm" in params:
-            raise ValueError("norm: BERT's encoder has no norm at its end; leave it out")
-        with torch.device("meta"):
-            module = BertEncoder(_config(x, params["layers"], heads, attention)).eval()
-        weights = {}
-        for i, layer in enumerate(params["layers"]):
-            weights |= _layer_weights(layer, f"layer.{i}.")
-        masks = {"attention_mask": mask if attention == "sdpa" else _added(mask, x)}
-        return torch.func.functional_call(module, weights, (x,), masks).last_hidden_state
-
-    return encoder
 
 
 def _module(q: Tensor, k: Tensor, **more: Any) -> nn.Module:
@@ -225,7 +205,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "parts_eager": {
         "attention": attention_eager,
         "encoder_layer": _encoder_layer("eager"),
-        "encoder": _encoder("eager"),
         "rms_norm": _rms_norm(llama.LlamaRMSNorm),
         "rotary_embedding": rotary_embedding,
         "gelu": _gelu("gelu"),
@@ -233,7 +212,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "parts_sdpa": {
         "attention": attention_sdpa,
         "encoder_layer": _encoder_layer("sdpa"),
-        "encoder": _encoder("sdpa"),
         "rms_norm": _rms_norm(T5LayerNorm),
         "gelu": _gelu("gelu_python"),
     },
@@ -262,11 +240,10 @@ CAPABILITIES = {
     "parts_eager": {
         "attention": _EAGER,
         "encoder_layer": replace(_BERT, empty_row="undefined"),
-        "encoder": replace(_BERT, empty_row="undefined"),
         "rms_norm": _NORM,
         "rotary_embedding": Capabilities(**_SINGLE),
     },
-    "parts_sdpa": {"attention": _SDPA, "encoder_layer": _BERT, "encoder": _BERT, "rms_norm": _NORM, "gelu": _STORED},
+    "parts_sdpa": {"attention": _SDPA, "encoder_layer": _BERT, "rms_norm": _NORM, "gelu": _STORED},
     "parts_gemma2": {
         "attention": _EAGER,
         "rms_norm": replace(_NORM, rms_weight="one_plus"),

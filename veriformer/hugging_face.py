@@ -142,7 +142,7 @@ class HuggingFaceEncoderDecoder(HuggingFaceDecoder):
         mask = None if mask is None else mask.long()
         return self.model.get_encoder()(input_ids=source, attention_mask=mask), mask
 
-    def full(self, source: Any, target: Any, mask: Any = None) -> Any:
+    def full(self, source: Any, target: Any, mask: Any = None) -> Any:  # type: ignore[override]
         """logits[B,T,V] of source[B,S] and target[B,T]."""
         mask = None if mask is None else mask.long()
         return self.model(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
