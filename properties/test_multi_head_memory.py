@@ -192,7 +192,7 @@ def hidden_rows_may_be_deleted(multi_head: Subject, case: Case, pick: int) -> No
 @law(
     "multi_head_attention",
     case=multi_head_attention_cases(some_empty=True, families=PLAIN),
-    needs={"causal or mask"},
+    needs={"causal or mask", "zero rows or nan rows"},
     source="P55",
     relative=False,
     changes=("empty_row",),

@@ -67,9 +67,9 @@ class Domain:
     def provides(self, word: str) -> bool:
         """Whether a keyword, option, extra, "gradients" or "torch" (where one judges) is there, or this is the dtype.
 
-        "zero rows": rows that may see nothing are zeros, at least for some kind of mask. Of a model: also a method
-        ("crop"), what one takes ("step.mask"), "weights", if it is made of given ones, and "persistent", if its caches
-        are. Of a Universal Transformer: "preset fixed", a dialect.
+        "zero rows", "nan rows": what rows that may see nothing are, at least for some kind of mask. Of a model: also a
+        method ("crop"), what one takes ("step.mask"), "weights", if it is made of given ones, and "persistent", if its
+        caches are. Of a Universal Transformer: "preset fixed", a dialect.
         """
         table = OPERATIONS[self.operation]
         if self.model is not None and (known := self._of_model(self.model, word)) is not None:
@@ -82,9 +82,9 @@ class Domain:
             return word.removeprefix("preset ") in self.capabilities.presets
         if word == "gradients":
             return self.capabilities.gradients and (self.framework in ("torch", "jax") or self.vjp)
-        if word == "zero rows":
-            rule = self.capabilities.empty_row
-            return "zeros" in ((rule,) if isinstance(rule, str) else (*rule.values(), rule.get("default", "zeros")))
+        if word in ("zero rows", "nan rows"):
+            rule, wanted = self.capabilities.empty_row, {"zero rows": "zeros"}.get(word, "nan")
+            return wanted in ((rule,) if isinstance(rule, str) else (*rule.values(), rule.get("default", "zeros")))
         if word == "torch":
             return importlib.util.find_spec("torch") is not None
         return bool(getattr(self.capabilities, word))
