@@ -63,17 +63,33 @@ def embedding(ids: Array, table: Array) -> Array:
     return jax.vmap(eqx.nn.Embedding(weight=table))(ids.reshape(-1)).reshape(*ids.shape, -1)
 
 
-def rotary_embedding(x: Array, positions: Array, *, base: float = 10000.0) -> Array:
-    """equinox.nn.RotaryPositionalEmbedding on sequences that have the rows of x at their positions.
+def rotary_embedding(x: Array, positions: Array) -> Array:
+    """equinox.nn.RotaryPositionalEmbedding by default, on sequences that have the rows of x at their positions.
 
     x[..., T, D], positions[T] -> [..., T, D]
     Source: the Equinox manual, equinox.nn.RotaryPositionalEmbedding, whose sequences begin at 0.
     Raises ValueError for positions below 0 and above 4095.
     """
+    return _turned(x, _places(positions), 10000.0)
+
+
+def rotary_embedding_second(x: Array, positions: Array, *, base: float = 10000.0) -> Array:
+    """The same with theta = base, in a process that has used a module with the default one before.
+
+    x[..., T, D], positions[T] -> [..., T, D]
+    Source: the Equinox manual, equinox.nn.RotaryPositionalEmbedding.
+    Raises ValueError for positions below 0 and above 4095.
+    """
+    places = _places(positions)
+    eqx.nn.RotaryPositionalEmbedding(x.shape[-1], dtype=x.dtype)(jnp.zeros((_LONGEST, x.shape[-1]), x.dtype))
+    return _turned(x, places, base)
+
+
+def _places(positions: Array) -> tuple[int, ...]:
     places = tuple(int(place) for place in positions)
     if places and not 0 <= min(places) <= max(places) < _LONGEST:
         raise ValueError(f"positions: got {min(places)} to {max(places)}, wanted 0 to {_LONGEST - 1}")
-    return _turned(x, places, base)
+    return places
 
 
 @partial(jax.jit, static_argnames=("places", "base"))
@@ -156,10 +172,27 @@ VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
     | {"embedding": jax.jit(embedding), "feed_forward": jax.jit(feed_forward)},
     "heads": {"multi_head_attention": jax.jit(multi_head_attention, static_argnames="heads")},
     "rotary": {"rotary_embedding": rotary_embedding},
+    "rotary_second": {"rotary_embedding": rotary_embedding_second},
 }
 _EACH = Capabilities(compiles_per_shape=True)
 CAPABILITIES = {
     **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
     "heads": {"multi_head_attention": replace(_EACH, grouped_heads=False, empty_row="mean")},
 }
-EXPECTED: list[Expected] = []
+_OF_ANOTHER = "the table of angles is shared by modules of one width and dtype, and forgets which theta it was made for"
+_TURNED = {"x": [[0.0, 0.0, 0.0, 1.0]], "positions": [1]}
+EXPECTED = [
+    Expected(
+        f"rotary_embedding/{law}",
+        reason=_OF_ANOTHER,
+        link="reports/findings/equinox_rope_theta.py",
+        case={**_TURNED, **base},
+        where=where,
+        variants=("rotary_second",),
+    )
+    for law, base, where in (
+        ("equals-the-reference", {"base": 100.0}, "base != 10000"),
+        ("pair-j-turns-by-its-own-angle", {"base": 100.0}, "base != 10000"),
+        ("base-matters", {}, ""),
+    )
+]
