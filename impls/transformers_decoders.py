@@ -50,6 +50,7 @@ _SIZES = {
     "eos_token_id": None,
 }
 _GPT2 = {"vocab_size": 11, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4}
+_GPT2 |= {"bos_token_id": None, "eos_token_id": None}
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_SIZES),
     "qwen3": lambda: Qwen3Config(**_SIZES),
