@@ -192,6 +192,7 @@ EXPECTED = [
     )
     for law, base, where in (
         ("equals-the-reference", {"base": 100.0}, "base != 10000"),
+        ("gradient-equals-the-reference", {"base": 100.0}, "base != 10000"),
         ("pair-j-turns-by-its-own-angle", {"base": 100.0}, "base != 10000"),
         ("base-matters", {}, ""),
     )

@@ -1,7 +1,8 @@
 """A rotary embedding turns by the theta of another one of the same size: the shared table of angles forgets theta.
 
 Library: equinox 0.13.8
-Law: rotary_embedding/equals-the-reference, rotary_embedding/pair-j-turns-by-its-own-angle, rotary_embedding/base-matters
+Law: rotary_embedding/equals-the-reference, rotary_embedding/gradient-equals-the-reference,
+rotary_embedding/pair-j-turns-by-its-own-angle, rotary_embedding/base-matters
 Where: equinox:rotary_second
 Input: RotaryPositionalEmbedding(4, theta=10000) on two rows, then RotaryPositionalEmbedding(4, theta=100) on ones(2, 4)
 Got: 0.98995 in the second row and column: its pair is turned by 1/100, as theta of the first module says
