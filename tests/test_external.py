@@ -299,10 +299,11 @@ def test_a_script_speaks_with_the_program_by_itself(
     assert row.verdict == {"error": "error", "ends": "crash", "hangs": "timeout"}.get(name, "fail"), row.reason
     path = tmp_path / "script.py"
     save(script_of(row, one), path)
-    path.write_text(path.read_text().replace("alarm(30)", "alarm(2)"))
+    if name == "hangs":
+        path.write_text(path.read_text().replace("alarm(30)", "alarm(8)"))
     assert "veriformer" not in "".join(line for line in path.read_text().splitlines() if "import" in line)
     start = time.monotonic()
-    assert run_python(str(path), folder=tmp_path).returncode == 1 and time.monotonic() - start < 20
+    assert run_python(str(path), folder=tmp_path).returncode == 1 and time.monotonic() - start < 25
     (tmp_path / "program.py").write_text((tmp_path / "program.py").read_text().replace("BROKEN = True", "BROKEN = 0"))
     done = run_python(str(path), folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
