@@ -170,7 +170,7 @@ def batch_rows_are_independent(layer: Subject, case: Case, pick: int) -> None:
 @law(
     ("encoder_layer", "decoder_layer"),
     case=layer_cases(some_empty=True, mask=True, families=PLAIN),
-    needs={"mask", "causal_with_mask"},
+    needs={"mask", "causal_with_mask", "zero rows or nan rows"},
     source="P55",
     relative=False,
     changes=("empty_row",),
