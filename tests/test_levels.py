@@ -86,7 +86,16 @@ def test_laws_of_one_id_in_two_files_are_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_words_that_a_law_needs_are_known() -> None:
     known = {word for table in OPERATIONS.values() for word in (*table.options, *table.keywords)}
-    known |= {"gradients", "torch", "weights", "persistent", *DTYPES, *Capabilities.__dataclass_fields__}
+    known |= {
+        "gradients",
+        "torch",
+        "weights",
+        "persistent",
+        "zero rows",
+        "nan rows",
+        *DTYPES,
+        *Capabilities.__dataclass_fields__,
+    }
     known |= {f"preset {preset}" for preset in PRESETS}
     methods = {word for table in OPERATIONS.values() for word in table.words}
     known |= methods | {f"{method}.{word}" for method in methods for word in STEP_WORDS}

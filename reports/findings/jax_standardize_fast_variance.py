@@ -1,7 +1,12 @@
 """jax.nn.standardize's default variance, E[x^2] - E[x]^2, is wrong by orders of magnitude for rows whose mean is large.
 
 Library: jax 0.10.2
-Law: layer_norm/equals-the-reference, layer_norm/shift-changes-nothing
+Law: layer_norm/equals-the-reference, layer_norm/shift-changes-nothing, layer_norm/mean-is-zero,
+    layer_norm/variance-is-v-over-v-plus-eps, layer_norm/channels-permute, layer_norm/affine-in-weight-and-bias,
+    layer_norm/row-alone-is-the-row-in-its-batch, layer_norm/width-one-gives-the-bias,
+    layer_norm/width-one-has-no-weight-gradient, layer_norm/finite-for-large-input, layer_norm/gradient-is-finite,
+    layer_norm/gradient-equals-the-reference, layer_norm/input-gradient-sums-to-zero,
+    layer_norm/gradient-along-the-row-is-what-eps-leaves
 Where: jax:standardize
 Input: x = [10000, 10001, 10002, 10003], float32, epsilon 1e-5
 Got: [-474, -158, 158, 474]
