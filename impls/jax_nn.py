@@ -3,7 +3,8 @@
 JAX has [B,T,H,D], True in a mask may be seen, a causal triangle and a window that start at the top left, and a row that
 may see nothing gets the plain mean of all values. Values are as wide as keys. Softmax in attention is float32 in every
 dtype: float64 comes out as accurate as float32. "attention" leaves the choice of kernel to JAX, "attention_xla" names
-XLA's. All are compiled by jax.jit but for "eager", where each step of softmax is a program of its own.
+XLA's. All are compiled by jax.jit but for "eager", where each step of softmax is a program of its own, and
+"attention_eager", which is there for what the CPU refuses under jit: all of float16 and some shapes of bfloat16.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
     "standardize": {"layer_norm": _of(_layer_norm("fast"))},
     "standardize_stable": {"layer_norm": _of(_layer_norm("stable"))},
     "attention": {"attention": _of(_attention("attention", None), *_ATTENTION_WORDS)},
+    "attention_eager": {"attention": _attention("attention_eager", None)},
     "attention_xla": {"attention": _of(_attention("attention_xla", "xla"), *_ATTENTION_WORDS)},
 }
 _EACH = Capabilities(compiles_per_shape=True)
@@ -172,6 +174,79 @@ CAPABILITIES = {
     **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
     "approximate": {"gelu": replace(_EACH, gelu="tanh")},
     "attention": {"attention": _ATTENTION},
+    "attention_eager": {"attention": replace(_ATTENTION, dtypes=("bfloat16", "float16"))},
     "attention_xla": {"attention": _ATTENTION},
 }
-EXPECTED: list[Expected] = []
+
+
+def _width(x: Any) -> int:
+    """The length of the last axis of nested lists."""
+    return _width(x[0]) if isinstance(x[0], list) else len(x)
+
+
+_CANCELLED: list[tuple[str, str, dict[str, Any]]] = [
+    ("float32", "equals-the-reference", {"x": [9999.0, 10000.0]}),
+    ("float32", "gradient-equals-the-reference", {"x": [10000.0, 10002.0]}),
+    ("float32", "mean-is-zero", {"x": [-10000.4130859375, -10000.0]}),
+    ("float32", "variance-is-v-over-v-plus-eps", {"x": [10000.0, 10001.0]}),
+    ("float32", "shift-changes-nothing", {"x": [10000.0, 10001.0]}),
+    ("float32", "channels-permute", {"x": [[[9999.376953125, 10000.0, 9998.3916015625]]], "weight": [0.0, 0.0, 1.0]}),
+    (
+        "float32",
+        "affine-in-weight-and-bias",
+        {"x": [10002.0, 10000.6591796875, 9998.3583984375], "weight": [1.5, 0.0, 0.0], "eps": 1e-12},
+    ),
+    ("float64", "equals-the-reference", {"x": [10000.0, 9999.751638377904], "weight": [0.0, 1.0]}),
+    (
+        "float64",
+        "row-alone-is-the-row-in-its-batch",
+        {
+            "x": [[10000.0, 10001.66372399139, 10001.0], [0.0, 0.0, 0.0]],
+            "weight": [0.0, 1.5, 0.0],
+            "bias": [0.0, -1.0, 0.0],
+            "eps": 1.0,
+        },
+    ),
+    ("float64", "gradient-equals-the-reference", {"x": [7.3, 7.3, 7.0], "weight": [0.0, 0.0, 1.0]}),
+    ("float64", "variance-is-v-over-v-plus-eps", {"x": [0.16566645307617722, 0.16124769565672994]}),
+    ("float64", "shift-changes-nothing", {"x": [12345.678, 12346.789, 12345.123]}),
+    (
+        "float64",
+        "channels-permute",
+        {"x": [[[10000.241771876877, 10000.235380918737]]], "weight": [0.0, 1.0], "eps": 0.0},
+    ),
+    ("bfloat16", "equals-the-reference", {"x": [0.049072265625, 0.0380859375], "weight": [0.0, 1.0]}),
+    (
+        "bfloat16",
+        "gradient-equals-the-reference",
+        {"x": [4.59375, 3.8125, 4.40625, 3.0, 3.1875, 4.0, 4.0, 5.15625], "weight": [0.0] * 8},
+    ),
+    ("bfloat16", "variance-is-v-over-v-plus-eps", {"x": [0.2177734375, 0.1494140625]}),
+    ("bfloat16", "shift-changes-nothing", {"x": [0.0, 1.0], "weight": [0.0, 1.0]}),
+    ("float16", "variance-is-v-over-v-plus-eps", {"x": [1.6787109375, 2.0]}),
+]
+_OVERFLOWN = (
+    "equals-the-reference",
+    "gradient-equals-the-reference",
+    "mean-is-zero",
+    "shift-changes-nothing",
+    "width-one-gives-the-bias",
+    "finite-for-large-input",
+    "gradient-is-finite",
+    "width-one-has-no-weight-gradient",
+    "input-gradient-sums-to-zero",
+    "gradient-along-the-row-is-what-eps-leaves",
+)
+"""Laws that a row of one number shows to fail in float16: the square of 1000 is infinite there, and inf - inf NaN."""
+_ALL = [*_CANCELLED, *(("float16", law, {"x": [1000.0]}) for law in _OVERFLOWN)]
+EXPECTED = [
+    Expected(
+        f"layer_norm/{law}",
+        reason="E[x^2] - E[x]^2 keeps few digits of a variance far below the mean's square, as the manual warns",
+        link="reports/findings/jax_standardize_fast_variance.py",
+        case={"weight": [1.0] * _width(case["x"]), "bias": [0.0] * _width(case["x"]), **case},
+        when={"dtype": dtype},
+        variants=("standardize",),
+    )
+    for dtype, law, case in _ALL
+]
