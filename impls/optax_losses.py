@@ -2,7 +2,8 @@
 
 All give one loss for each row; means and sums are the caller's. There is no index to ignore, and a mask (where) goes
 over classes too; smoothing is a function on the labels, spread over all classes. With labels, a logit of -inf that is
-nobody's target gives NaN ("labels"), but for safe_softmax_cross_entropy ("safe_labels"). All is compiled by jax.jit.
+nobody's target gives NaN ("labels"), but for safe_softmax_cross_entropy ("safe_labels"). All is compiled by jax.jit,
+which hides that NaN in most dtypes.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ EXPECTED = [
         reason="labels times logarithms: 0 times -inf is NaN; the manual names safe_softmax_cross_entropy for it",
         link="reports/findings/optax_labels_minus_infinity.py",
         case=_HIDDEN,
+        when={"dtype": "bfloat16"},  # elsewhere XLA makes a choice of the product with a one-hot label
         variants=("labels",),
     )
     for law in ("equals-the-reference", "finite-on-plain-data", "minus-infinity-equals-deletion")

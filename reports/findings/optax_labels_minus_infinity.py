@@ -4,7 +4,8 @@ Library: optax 0.2.8
 Law: cross_entropy/equals-the-reference, cross_entropy/finite-on-plain-data,
 cross_entropy/minus-infinity-equals-deletion
 Where: optax:labels
-Input: logits [0, -inf], labels [1, 0]
+Input: logits [0, -inf], labels [1, 0]; with labels of one_hot under jit in bfloat16 alone, for XLA makes a choice of
+the product elsewhere
 Got: nan
 Wanted: 0, as softmax_cross_entropy_with_integer_labels and safe_softmax_cross_entropy give (a class of -inf that is
 nobody's target counts as if the vocabulary did not have it)
