@@ -159,6 +159,8 @@ VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {
     "attention_xla": {"attention": _of(_attention("attention_xla", "xla"), *_ATTENTION_WORDS)},
 }
 _EACH = Capabilities(compiles_per_shape=True)
+# every step is in the dtype of x, and nothing is widened for it
+_IN_STORAGE = replace(_EACH, accumulate="storage", saved_statistics="storage", gradient_accumulate="storage")
 _ATTENTION = replace(
     _EACH,
     layout="BTHD",
@@ -172,7 +174,10 @@ _ATTENTION = replace(
 )
 CAPABILITIES = {
     **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
-    "approximate": {"gelu": replace(_EACH, gelu="tanh")},
+    "functions": {**dict.fromkeys(VARIANTS["functions"], _EACH), "gelu": replace(_EACH, accumulate="storage")},
+    "approximate": {"gelu": replace(_EACH, gelu="tanh", accumulate="storage")},
+    "standardize": {"layer_norm": _IN_STORAGE},
+    "standardize_stable": {"layer_norm": _IN_STORAGE},
     "attention": {"attention": _ATTENTION},
     "attention_eager": {"attention": replace(_ATTENTION, dtypes=("bfloat16", "float16"))},
     "attention_xla": {"attention": _ATTENTION},
@@ -189,7 +194,7 @@ _CANCELLED: list[tuple[str, str, dict[str, Any]]] = [
     ("float32", "gradient-equals-the-reference", {"x": [10000.0, 10002.0]}),
     ("float32", "mean-is-zero", {"x": [-10000.4130859375, -10000.0]}),
     ("float32", "variance-is-v-over-v-plus-eps", {"x": [10000.0, 10001.0]}),
-    ("float32", "shift-changes-nothing", {"x": [10000.0, 10001.0]}),
+    ("float32", "shift-changes-nothing", {"x": [0.0, 0.0006683189421892166], "weight": [0.0, 1.0]}),
     ("float32", "channels-permute", {"x": [[[9999.376953125, 10000.0, 9998.3916015625]]], "weight": [0.0, 0.0, 1.0]}),
     (
         "float32",
@@ -215,30 +220,21 @@ _CANCELLED: list[tuple[str, str, dict[str, Any]]] = [
         "channels-permute",
         {"x": [[[10000.241771876877, 10000.235380918737]]], "weight": [0.0, 1.0], "eps": 0.0},
     ),
-    ("bfloat16", "equals-the-reference", {"x": [0.049072265625, 0.0380859375], "weight": [0.0, 1.0]}),
-    (
-        "bfloat16",
-        "gradient-equals-the-reference",
-        {"x": [4.59375, 3.8125, 4.40625, 3.0, 3.1875, 4.0, 4.0, 5.15625], "weight": [0.0] * 8},
-    ),
-    ("bfloat16", "variance-is-v-over-v-plus-eps", {"x": [0.2177734375, 0.1494140625]}),
-    ("bfloat16", "shift-changes-nothing", {"x": [0.0, 1.0], "weight": [0.0, 1.0]}),
-    ("float16", "variance-is-v-over-v-plus-eps", {"x": [1.6787109375, 2.0]}),
+    ("bfloat16", "variance-is-v-over-v-plus-eps", {"x": [0.1494140625, 0.1376953125]}),
+    ("float16", "variance-is-v-over-v-plus-eps", {"x": [1.65625, 1.6123046875]}),
 ]
-_OVERFLOWN = (
-    "equals-the-reference",
+_FLAT = [
     "gradient-equals-the-reference",
-    "mean-is-zero",
-    "shift-changes-nothing",
-    "width-one-gives-the-bias",
-    "finite-for-large-input",
     "gradient-is-finite",
-    "width-one-has-no-weight-gradient",
     "input-gradient-sums-to-zero",
     "gradient-along-the-row-is-what-eps-leaves",
-)
-"""Laws that a row of one number shows to fail in float16: the square of 1000 is infinite there, and inf - inf NaN."""
-_ALL = [*_CANCELLED, *(("float16", law, {"x": [1000.0]}) for law in _OVERFLOWN)]
+]
+_LARGE = ["width-one-gives-the-bias", "width-one-has-no-weight-gradient"]
+_OVERFLOWN = [
+    *((("standardize", "standardize_stable"), law, {"x": [0.0]}) for law in _FLAT),
+    *((("standardize",), law, {"x": [1000.0]}) for law in _LARGE),
+    (("standardize", "standardize_stable"), "equals-the-reference", {"x": [10000.0, 0.0], "weight": [0.0, 1.0]}),
+]
 EXPECTED = [
     Expected(
         f"layer_norm/{law}",
@@ -248,5 +244,26 @@ EXPECTED = [
         when={"dtype": dtype},
         variants=("standardize",),
     )
-    for dtype, law, case in _ALL
+    for dtype, law, case in _CANCELLED
 ]
+EXPECTED += [
+    Expected(
+        f"layer_norm/{law}",
+        reason="in float16 squares above 65504 are infinite, and so is the slope of rsqrt where the variance is 0",
+        link="reports/findings/jax_standardize_float16.py",
+        case={"weight": [1.0] * _width(case["x"]), "bias": [0.0] * _width(case["x"]), **case},
+        when={"dtype": "float16"},
+        variants=variants,
+    )
+    for variants, law, case in _OVERFLOWN
+]
+EXPECTED.append(
+    Expected(
+        "gelu/gradient-is-finite",
+        reason="the cube of x in the approximation is infinite in float16, and 0 times it is NaN",
+        link="reports/findings/jax_gelu_float16_gradient.py",
+        case={"x": [-1000.0]},
+        when={"dtype": "float16"},
+        variants=("approximate",),
+    )
+)

@@ -2,7 +2,8 @@
 
 Library: equinox 0.13.8
 Law: rotary_embedding/equals-the-reference, rotary_embedding/gradient-equals-the-reference,
-rotary_embedding/pair-j-turns-by-its-own-angle, rotary_embedding/base-matters
+rotary_embedding/pair-j-turns-by-its-own-angle, rotary_embedding/base-matters,
+rotary_embedding/linear-in-x
 Where: equinox:rotary_second
 Input: RotaryPositionalEmbedding(4, theta=10000) on two rows, then RotaryPositionalEmbedding(4, theta=100) on ones(2, 4)
 Got: 0.98995 in the second row and column: its pair is turned by 1/100, as theta of the first module says
