@@ -267,3 +267,20 @@ EXPECTED.append(
         variants=("approximate",),
     )
 )
+EXPECTED += [
+    Expected(
+        f"attention/{law}",
+        reason="the CPU has no such product of matrices, which only shows when all is compiled; eagerly it has one",
+        link="reports/findings/jax_attention_half_under_jit.py",
+        case={"q": [[[[1.0]]]], "k": [[[[1.0]] * keys]], "v": [[[[1.0]] * keys]], **words},
+        when={"dtype": dtype, "device": "cpu"},
+        kind=kind,
+        variants=("attention", "attention_xla"),
+    )
+    for law, dtype, kind, keys, words in (
+        ("returns-an-array", "float16", "raised", 1, {}),
+        ("a-single-key-takes-the-whole-cotangent", "bfloat16", "refused", 1, {}),
+        ("hidden-equals-deleted", "bfloat16", "refused", 2, {"mask": [[[[True, False]]]]}),
+        ("leading-keys-hidden", "bfloat16", "refused", 2, {}),
+    )
+]

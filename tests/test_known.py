@@ -12,11 +12,12 @@ from toys import cases_of, implementation, judged, refusing, row_case, softmax, 
 
 from veriformer.calling import UsageError
 from veriformer.case import Case
+from veriformer.checking import Turn
 from veriformer.declarations import Expected
-from veriformer.expect import expect_close
+from veriformer.expect import expect_close, expect_finite
 from veriformer.known import awake, holds
 from veriformer.law import Law, Recipe
-from veriformer.running import Item
+from veriformer.running import Item, items
 
 
 def short() -> Law:
@@ -50,6 +51,29 @@ def test_an_expected_failure_that_is_gone_is_xpass() -> None:
 def test_an_expected_failure_that_is_refused_by_now_is_xpass() -> None:
     row = judged(short(), softmax=refusing(3), expected=[expecting([0, 1, 2])])
     assert row.verdict == "xpass" and row.reason.startswith("refused now (ValueError: this length")
+
+
+def test_a_refusal_may_be_what_is_expected() -> None:
+    entry = expecting([0, 1, 2], kind="refused")
+    row = judged(short(), softmax=refusing(3), expected=[entry])
+    assert (row.verdict, row.reason) == ("xfail", "long rows are known to be wrong")
+    right = toy_law(lambda softmax, case: expect_finite(softmax(case)))
+    assert judged(right, softmax=softmax, expected=[entry]).verdict == "xpass"
+    row = judged(short(), softmax=softmax, expected=[entry])
+    assert row.verdict == "fail" and row.reason.startswith("fails otherwise than expected (refused)")
+
+
+def test_a_contract_root_that_is_expected_to_fail_leaves_its_dtype_out() -> None:
+    root = toy_law(lambda softmax, case: expect_close(case.size("0") > 2 and softmax(case).size > 0, 0, 0), root=True)
+    entry = expecting([0, 1, 2], when={"dtype": "float32"})
+    for where, wanted in (("", "not_provided"), ("axis < 0", "pass")):
+        toy = implementation(softmax=softmax, expected=[replace(entry, where=where)])
+        other = replace(toy_law(lambda softmax, case: expect_finite(softmax(case))), name="other")
+        turn, laws = Turn(), [other, root]
+        rows = [turn.run(item) for item in items(laws, [toy], "smoke", 0, float("inf"))]
+        assert [(row.dtype, row.verdict) for row in rows] == [
+            ("float32", "xfail"), ("float32", wanted), ("float64", "fail"), ("float64", "pass"),
+        ]  # fmt: skip
 
 
 def test_a_where_condition_leaves_the_rest_to_be_judged() -> None:

@@ -156,8 +156,8 @@ def test_what_cannot_be_done_is_one_line(
 def test_composites_are_judged_apart_and_without_a_search() -> None:
     both = units.Unit("toys", "m", "v", ("softmax", "encoder", "decoder_lm"))
     rest, heavy = units.halves(both)
-    assert (rest.operations, rest.heavy) == (("softmax", "decoder_lm"), False)
-    assert (heavy.operations, heavy.heavy) == (("encoder",), True)
+    assert (rest.operations, rest.searched) == (("softmax", "decoder_lm"), True)
+    assert (heavy.operations, heavy.searched) == (("encoder",), False)
     way = process.Way("ci")
     assert (way.effort_for(rest), way.effort_for(heavy), process.Way("look").effort_for(heavy)) == (
         "ci",
@@ -166,7 +166,21 @@ def test_composites_are_judged_apart_and_without_a_search() -> None:
     )
     for only in (("softmax",), ("encoder",)):
         (one,) = units.halves(units.Unit("toys", "m", "v", only))
-        assert one.part == "" and one.heavy == (only == ("encoder",))
+        assert one.part == "" and one.searched == (only == ("softmax",))
+
+
+def test_a_search_is_made_for_the_first_that_declares_the_same_and_not_where_shapes_are_compiled(library: Any) -> None:
+    declared = (
+        'VARIANTS["scaled"] = {"softmax": lambda x, *, axis=-1, temperature=1.0: softmax(x / temperature, axis=axis)}\n'
+        'VARIANTS["slow"] = {"log_softmax": log_softmax}\n'
+        'CAPABILITIES = {"slow": {"log_softmax": Capabilities(compiles_per_shape=True)}}\n'
+    )
+    library(SOFTMAX + declared)
+    found, trouble = units.units_of(units.library_named("toys_of_matrix"))
+    assert not trouble
+    assert {one.variant: one.searched for one in found} == {
+        "plain": True, "wrong": False, "scaled": True, "slow": False,
+    }  # fmt: skip
 
 
 def test_an_adapter_made_of_others_changes_with_them() -> None:

@@ -277,7 +277,9 @@ class Turn:
         if row.verdict in ("crash", "timeout"):
             self.ended[place] = item.reduced | {row.verdict}
         # a root that holds on the plainest case leaves the rest something to judge
-        if row.law.root and row.failure is not None and row.failure.origin == FIRST:
+        plain = row.failure is not None and row.failure.origin == FIRST
+        known = row.verdict == "xfail" and row.expected is not None and not row.expected.where
+        if row.law.root and (plain or known):
             self.roots[(*place, graded)] = row
         if row.law.kind == "oracle" and row.verdict in ("fail", "xfail"):
             self.oracles.add(place)

@@ -68,7 +68,7 @@ class Capabilities:
     strides: str = _choice(
         "any", ("any", "last_axis_contiguous"), "memory layouts accepted: any, or only a contiguous last axis"
     )
-    compiles_per_shape: bool = _choice(False, (True, False), "each new shape is slow; shapes come from a small pool")
+    compiles_per_shape: bool = _choice(False, (True, False), "each new shape is slow: `veriformer matrix` makes no search")
     accumulate: Any = _choice(
         "float32", None, "dtype sums are held in, or a mapping from dtype to it; for float64 only a mapping counts"
     )
@@ -224,7 +224,9 @@ class Expected:
     {"dtype": "bfloat16", "device": "cpu", "torch": "<2.14"}; an entry whose conditions do not hold sleeps.
     where: an expression over keywords and sizes such as "causal and scale <= 0"; the search goes on
     outside it. Without it the search of that item is off, and the report says so. kind: the kind of
-    failure, such as "not finite", "raised" or "crash"; empty: any wrong result, but no exception.
+    failure, such as "not finite", "raised" or "crash", or "refused" where the case is one that the law needs
+    taken; empty: any wrong result, but no exception. A contract root (`OPERATION/returns-an-array`) that is
+    expected to fail without `where` leaves the other laws of that operation and dtype out, as not provided.
 
     Raises ValueError if reason is empty.
     """

@@ -48,6 +48,8 @@ VERDICTS = (
 )
 FIRST = "pinned 1"
 """Where a failure on the plainest case comes from."""
+REFUSED = "refused"
+"""Kind of an expected failure that is a refusal."""
 _VERDICT_OF = {"raised": "error", "crash": "crash", "timeout": "timeout"}
 
 
@@ -310,6 +312,9 @@ class Item:
                     refusal = str(refused)
                 if broken is not None:
                     break
+            if broken is None and refusal and entry.kind == REFUSED:
+                state = ("xfail", entry.reason)
+                continue
             if broken is None and refusal:
                 return "xpass", f"refused now ({refusal}); remove this entry: {entry.reason}"
             if broken is None:
@@ -375,7 +380,10 @@ def items(
 
 
 def block(item: Item, root: Row) -> Row:
-    """The row of an item that cannot be judged because a contract root does not hold."""
+    """The row of an item that cannot be judged because a contract root does not hold, as expected or not."""
+    if root.verdict == "xfail":
+        said = f"{root.law.name} is expected to fail"
+        return Row(item.law, item.implementation.name, item.dtype, "not_provided", said)
     return Row(item.law, item.implementation.name, item.dtype, "blocked", f"{root.law.id} does not hold")
 
 

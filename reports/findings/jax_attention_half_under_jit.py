@@ -1,7 +1,8 @@
 """dot_product_attention under jit refuses float16 on the CPU, and bfloat16 for some shapes; called eagerly it works.
 
 Library: jax 0.10.2
-Law: attention/returns-an-array
+Law: attention/returns-an-array, attention/a-single-key-takes-the-whole-cotangent, attention/hidden-equals-deleted,
+attention/leading-keys-hidden
 Where: jax:attention, jax:attention_xla
 Input: query, key and value of ones, [1, 2, 1, 2] in float16 and [1, 1, 1, 1] in bfloat16, under jax.jit on the CPU
 Got: "The precision 'F16_F16_F32' is not supported by dot_general on CPU"; "Algorithm not supported by the

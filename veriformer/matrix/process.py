@@ -37,7 +37,7 @@ WITHOUT_LIMIT = 3600.0
 class Way:
     """How the variants are judged. effort, seed, dtypes and laws as for check; max_time: seconds for each, or None.
 
-    A search, of effort ci or deep, is left out for heavy ones.
+    A search, of effort ci or deep, is left out for units that are not searched.
     """
 
     effort: str = "ci"
@@ -48,7 +48,7 @@ class Way:
 
     def effort_for(self, unit: Unit) -> str:
         """The effort for a unit."""
-        return "smoke" if unit.heavy and self.effort in ("ci", "deep") else self.effort
+        return "smoke" if not unit.searched and self.effort in ("ci", "deep") else self.effort
 
 
 @dataclass(frozen=True)

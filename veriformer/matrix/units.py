@@ -19,8 +19,8 @@ class Unit:
     """One variant of a library: what one process judges.
 
     library: its registered name. module: the adapter. variant: empty where the module has none. operations: those
-    that are judged together. part: a word for them where the variant's others are judged apart. heavy: each
-    case costs many runs of the reference, so that their pinned cases must do.
+    that are judged together. part: a word for them where the variant's others are judged apart. searched:
+    whether efforts that search do so here; where not, pinned cases must do (see `units_of` and `halves`).
     """
 
     library: str
@@ -28,7 +28,7 @@ class Unit:
     variant: str
     operations: tuple[str, ...]
     part: str = ""
-    heavy: bool = False
+    searched: bool = True
 
     @property
     def name(self) -> str:
@@ -69,39 +69,54 @@ def modules_of(library: Library) -> tuple[str, ...]:
 
 
 def units_of(library: Library) -> tuple[list[Unit], list[str]]:
-    """The variants that call a library, and a line for each adapter that cannot be imported."""
+    """The variants that call a library, and a line for each adapter that cannot be imported.
+
+    Of several that declare the same of an operation the first alone is searched, and none that compiles for each
+    shape, since a search is all new shapes.
+    """
+    trouble: list[str] = []
     try:
-        return _described(library, library.name), []
+        found = _described(library.name)
     except UsageError:
-        found: list[Unit] = []
-        trouble: list[str] = []
-    for module in modules_of(library):  # one that fails must not hide the others
-        try:
-            found += _described(library, module)
-        except UsageError as error:
-            trouble.append(str(error))
-    return found, trouble
+        found = []
+        for module in modules_of(library):  # one that fails must not hide the others
+            try:
+                found += _described(module)
+            except UsageError as error:
+                trouble.append(str(error))
+    mine = [(_unit(library, description), description) for description in found]
+    listed = [(unit, _) for unit, _ in mine if not library.variants or unit.name.partition(":")[2] in library.variants]
+    return _searched(listed), trouble
+
+
+def _searched(found: Sequence[tuple[Unit, Description]]) -> list[Unit]:
+    units, seen = [], set[str]()
+    for unit, about in found:
+        declared = {f"{name} {plan.mapping()} {about.capabilities[name]}" for name, plan in about.plans.items()}
+        compiled = any(one.compiles_per_shape for one in about.capabilities.values())
+        units.append(replace(unit, searched=not (declared <= seen or compiled)))
+        seen |= declared
+    return units
 
 
 def halves(unit: Unit) -> list[Unit]:
-    """A variant as one or two: its composites, whose budgets cost far more than a call, are judged apart."""
+    """A variant as one or two: its composites, whose budgets cost far more than a call, are judged without a search."""
     heavy = tuple(name for name in unit.operations if name in COMPOSITES and not OPERATIONS[name].words)
     rest = tuple(name for name in unit.operations if name not in heavy)
     if not heavy or not rest:
-        return [replace(unit, heavy=bool(heavy))]
-    composites = replace(unit, operations=heavy, part="composites", heavy=True)
+        return [replace(unit, searched=unit.searched and not heavy)]
+    composites = replace(unit, operations=heavy, part="composites", searched=False)
     return [replace(unit, operations=rest, part="operations"), composites]
 
 
-def _described(library: Library, target: str) -> list[Unit]:
+def _described(target: str) -> list[Description]:
     """Raises UsageError, in one line, where the target cannot be imported."""
     try:
         remote = Remote(target, Options())
     except WorkerLost as error:
         raise UsageError(str(error)) from None
     remote.close()
-    units = [_unit(library, description) for description in remote.descriptions]
-    return [one for one in units if not library.variants or one.name.partition(":")[2] in library.variants]
+    return list(remote.descriptions)
 
 
 def _unit(library: Library, description: Description) -> Unit:

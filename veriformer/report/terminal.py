@@ -153,7 +153,7 @@ def summary_line(rows: Sequence[Row], operation: str) -> str:
     words = law_words(rows)
     good = words.count("holds")
     parts = [f"{operation}: {good} law{'s' * (good != 1)} hold{'s' * (good == 1)}, {words.count('fails')} fail"]
-    parts += [f"{words.count(w)} {w}" for w in ("left open", "blocked", "not run") if w in words]
+    parts += [f"{words.count(w)} {w}" for w in ("known to fail", "left open", "blocked", "not run") if w in words]
     lacking = not_provided(rows)
     if lacking:
         parts.append(f"not tested: {', '.join(lacking)} (not provided)")
@@ -185,14 +185,14 @@ def law_words(rows: Sequence[Row]) -> list[str]:
 
 
 def one_word(verdicts: set[str]) -> str:
-    """fails, left open, blocked, not run, holds, or nothing where the law does not apply."""
+    """fails, left open, blocked, not run, known to fail, holds, or nothing where the law does not apply."""
     if verdicts & {*RED, "suite_error"}:
         return "fails"
     for verdict, word in (("incomplete", "left open"), ("undetermined", "left open"), ("blocked", "blocked"),
-                          ("not_run", "not run")):  # fmt: skip
+                          ("not_run", "not run"), ("xfail", "known to fail"), ("pass", "holds")):  # fmt: skip
         if verdict in verdicts:
             return word
-    return "holds" if verdicts & {"pass", "xfail"} else ""
+    return ""
 
 
 def not_provided(rows: Sequence[Row]) -> list[str]:
@@ -200,7 +200,8 @@ def not_provided(rows: Sequence[Row]) -> list[str]:
     words: dict[str, None] = {}
     for row in rows:
         if row.verdict == "not_provided":
-            for word in row.reason.removeprefix("needs ").split(", "):
+            needed = row.reason.removeprefix("needs ")
+            for word in needed.split(", ") if needed != row.reason else (row.reason,):
                 if word != SINGLE:  # the law was run in another dtype
                     words.setdefault(word)
     order = [*OPERATIONS[rows[0].law.operation].options, *OPERATIONS[rows[0].law.operation].keywords] if rows else []
