@@ -27,7 +27,7 @@ EXPECTED = [
     Expected(
         "layer_norm/width-one-gives-the-bias",
         reason="the low-precision kernel folds the mean into a shift: x r - m r with one fused rounding is not 0",
-        link="https://github.com/pytorch/pytorch/issues/98075",
+        link="https://github.com/pytorch/pytorch/issues/188375",
         case={"x": [10.0], "weight": [1.0], "bias": [0.0], "eps": 1e-3},
         when={"dtype": "bfloat16, float16"},
     ),

@@ -9,7 +9,8 @@ Got: [0, 0]
 Wanted: [6e24, 8e24]: the norm is 5e25, which float32 holds
 Status: theirs, known
 Tracker: https://github.com/pytorch/pytorch/issues/193006
-Searched: the tracker's threads on overflow in clip_grad_norm_
+Searched: "clip_grad_norm_ overflow total_norm inf large gradients zero float32 squares" in issues;
+https://github.com/pytorch/pytorch/issues/46849 is about norms that are infinite themselves
 """
 
 import sys

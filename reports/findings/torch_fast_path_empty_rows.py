@@ -9,7 +9,7 @@ Got: NaN under no_grad, where the fast path is taken
 Wanted: the output projection's bias, as the same call gives with gradients enabled
 Status: theirs, known
 Tracker: https://github.com/pytorch/pytorch/pull/190486
-Searched: the tracker's threads on NaN in fully masked rows of MultiheadAttention
+Searched: "MultiheadAttention fast path NaN fully masked row key_padding_mask eval no_grad" in issues
 """
 
 import sys

@@ -8,7 +8,8 @@ Got: elements off the diagonal get one another's m
 Wanted: what fused=False gives: the kernel walks through memory and does not look at strides (CUDA's raises)
 Status: theirs, known
 Tracker: https://github.com/pytorch/pytorch/issues/106951
-Searched: the tracker's threads on fused Adam and memory formats
+Searched: "fused Adam CPU memory format strides exp_avg parameter non-contiguous wrong result" in issues; the threads
+found are about the error that CUDA raises, https://github.com/pytorch/pytorch/issues/110758 too
 """
 
 import sys

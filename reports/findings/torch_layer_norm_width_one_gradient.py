@@ -9,7 +9,7 @@ Wanted: 0: a single channel is its own mean, so that weight multiplies 0. The ke
 roundings of x g / deviation.
 Status: theirs, known
 Tracker: https://github.com/pytorch/pytorch/issues/188375
-Searched: the tracker's threads on the backward of layer_norm
+Searched: "layer_norm backward weight gradient nonzero normalized_shape 1 single element" in issues
 """
 
 import sys

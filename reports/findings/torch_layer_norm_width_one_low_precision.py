@@ -8,8 +8,9 @@ Got: a number of some 1e-6
 Wanted: 0: a single channel is its own mean. The low-precision kernel folds the mean into a shift, x r - m r, with one
 fused rounding.
 Status: theirs, known
-Tracker: https://github.com/pytorch/pytorch/issues/98075
-Searched: the tracker's threads on layer_norm in bfloat16 on a CPU
+Tracker: https://github.com/pytorch/pytorch/issues/188375
+Searched: "layer_norm bfloat16 float16 CPU constant input not zero accuracy fused mean shift" and "layer_norm backward
+weight gradient nonzero normalized_shape 1 single element" in issues; the thread has both, of bfloat16
 """
 
 import sys

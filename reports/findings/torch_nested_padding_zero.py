@@ -9,7 +9,8 @@ Got: 0 in eval mode without gradients
 Wanted: what the same call gives with gradients enabled
 Status: theirs, known
 Tracker: https://github.com/pytorch/pytorch/issues/86120
-Searched: the tracker's threads on padding in TransformerEncoder with nested tensors
+Searched: "TransformerEncoder nested tensor padding output zero src_key_padding_mask eval different from train" in
+issues
 """
 
 import sys

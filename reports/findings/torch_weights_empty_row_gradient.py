@@ -8,7 +8,7 @@ Got: the gradient of in_proj_weight is NaN with need_weights=True
 Wanted: a finite gradient, as with need_weights=False: nobody uses the padded sample's output
 Status: theirs, known
 Tracker: https://github.com/pytorch/pytorch/issues/41508
-Searched: the tracker's threads on NaN gradients of MultiheadAttention with a fully masked row
+Searched: "MultiheadAttention gradient NaN fully masked row need_weights key_padding_mask all True backward" in issues
 """
 
 import sys
