@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from toys import cases_of, implementation, judged, refusing, row_case, softmax, toy_law
 
+from veriformer import running
 from veriformer.calling import UsageError
 from veriformer.case import Case
 from veriformer.checking import Turn
@@ -74,6 +75,38 @@ def test_a_contract_root_that_is_expected_to_fail_leaves_its_dtype_out() -> None
         assert [(row.dtype, row.verdict) for row in rows] == [
             ("float32", "xfail"), ("float32", wanted), ("float64", "fail"), ("float64", "pass"),
         ]  # fmt: skip
+
+
+def spreading(case: list[float], **words: Any) -> Expected:
+    return Expected("softmax/other", "sums of large numbers", case={"x": case}, spreads=True, **words)
+
+
+def test_what_spreads_makes_failures_of_other_laws_known_and_the_search_goes_on() -> None:
+    row = judged(short(), softmax=softmax, expected=[spreading([0, 1, 2])])
+    assert (row.verdict, row.reason, row.search) == ("xfail", "sums of large numbers", "done")
+    assert row.masked and row.judged and row.failure is None
+    right = toy_law(lambda softmax, case: expect_finite(softmax(case)))
+    row = judged(right, softmax=softmax, expected=[spreading([0, 1, 2])])
+    assert (row.verdict, row.expected, row.masked) == ("pass", None, 0)
+
+
+def test_what_spreads_stays_within_its_operation_its_dtype_its_kind_and_its_condition() -> None:
+    for entry in (
+        replace(spreading([0, 1, 2]), law="attention/other"),
+        replace(spreading([0, 1, 2]), spreads=False),
+        spreading([0, 1, 2], when={"dtype": "float64"}),
+        spreading([0, 1, 2], kind="crash"),
+        spreading([0, 1, 2], where="axis > 0"),
+    ):
+        assert judged(short(), softmax=softmax, expected=[entry]).verdict == "fail"
+    row = judged(short(), softmax=softmax, expected=[spreading([0, 1, 2], where="axis < 0")])
+    assert (row.verdict, row.cases) == ("xfail", 0) and row.masked
+
+
+def test_a_slow_failure_that_spreads_is_provoked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "SLOW", ("value",))
+    row = judged(short(), softmax=softmax, expected=[spreading([0, 1, 2])])
+    assert (row.verdict, row.masked, row.search) == ("xfail", 1, "ended at a known failure")
 
 
 def test_a_where_condition_leaves_the_rest_to_be_judged() -> None:

@@ -17,7 +17,7 @@ from veriformer.law import Law, find_laws
 from veriformer.operation import MAIN
 from veriformer.operations import OPERATIONS
 from veriformer.oracle import COMPOSITES
-from veriformer.running import EFFORTS, FIRST, Item, Row, block, items
+from veriformer.running import EFFORTS, FIRST, Item, Row, items
 from veriformer.subject import Implementation
 from veriformer.targets import Loaded, Options, load, load_functions
 
@@ -285,6 +285,14 @@ class Turn:
             self.oracles.add(place)
         row.withheld = place in self.oracles and row.law.relative and row.law.kind in RELATIVE and row.verdict == "fail"
         return row
+
+
+def block(item: Item, root: Row) -> Row:
+    """The row of an item that cannot be judged because a contract root does not hold, as expected or not."""
+    if root.verdict == "xfail":
+        said = f"{root.law.name} is expected to fail"
+        return Row(item.law, item.implementation.name, item.dtype, "not_provided", said)
+    return Row(item.law, item.implementation.name, item.dtype, "blocked", f"{root.law.id} does not hold")
 
 
 def missing_features(implementations: Sequence[Implementation], require: Sequence[str]) -> list[str]:

@@ -68,7 +68,7 @@ class Capabilities:
     strides: str = _choice(
         "any", ("any", "last_axis_contiguous"), "memory layouts accepted: any, or only a contiguous last axis"
     )
-    compiles_per_shape: bool = _choice(False, (True, False), "each new shape is slow: `veriformer matrix` makes no search")
+    compiles_per_shape: bool = _choice(False, (True, False), "each new shape is slow: `matrix` makes no search")
     accumulate: Any = _choice(
         "float32", None, "dtype sums are held in, or a mapping from dtype to it; for float64 only a mapping counts"
     )
@@ -227,6 +227,8 @@ class Expected:
     failure, such as "not finite", "raised" or "crash", or "refused" where the case is one that the law needs
     taken; empty: any wrong result, but no exception. A contract root (`OPERATION/returns-an-array`) that is
     expected to fail without `where` leaves the other laws of that operation and dtype out, as not provided.
+    spreads: other laws of the operation break by the same cause: `where` counts for them too, and without it any
+    failure of this kind, or any wrong result where kind is one of those. Such laws are then known to fail as well.
 
     Raises ValueError if reason is empty.
     """
@@ -239,6 +241,7 @@ class Expected:
     where: str = ""
     variants: tuple[str, ...] = ()
     kind: str = ""
+    spreads: bool = False
 
     def __post_init__(self) -> None:
         if not self.reason.strip():

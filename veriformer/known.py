@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -13,6 +14,40 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from veriformer.calling import UsageError
 from veriformer.case import Case
 from veriformer.declarations import Expected
+
+SLOW = ("crash", "timeout")
+"""Kinds of failure that are slow to provoke: seen once, a search need not see them again."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one law in one dtype. own: entries of the law. spread: of other laws, that spread to it."""
+
+    own: tuple[Expected, ...]
+    spread: tuple[Expected, ...]
+    dtype: str
+
+    @property
+    def blind(self) -> Expected | None:
+        """The entry that leaves no case to be judged, if there is one."""
+        return next((entry for entry in self.own if not entry.where), None)
+
+    def masks(self, case: Case) -> bool:
+        """Whether a case is one of those that are known to fail."""
+        return any(entry.where and holds(entry.where, case, self.dtype) for entry in (*self.own, *self.spread))
+
+    def cause(self, kind: str, unusual: Mapping[str, str]) -> Expected | None:
+        """The entry of another law that accounts for such a failure. unusual: kinds other than a wrong result."""
+        same = (entry for entry in self.spread if not entry.where)
+        return next((e for e in same if (kind == e.kind if e.kind in unusual else kind not in unusual)), None)
+
+
+def known_of(law: str, expected: Sequence[Expected], dtype: str, versions: Any) -> Known:
+    """The entries that are awake for a law's id."""
+    mine = [entry for entry in expected if awake(entry, dtype, versions)]
+    operation = law.partition("/")[0] + "/"
+    spread = (e for e in mine if e.spreads and e.law != law and e.law.startswith(operation))
+    return Known(tuple(e for e in mine if e.law == law), tuple(spread), dtype)
 
 
 def awake(entry: Expected, dtype: str, versions: Any) -> bool:

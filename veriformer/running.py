@@ -20,7 +20,7 @@ from veriformer.case import Case, literal_case
 from veriformer.declarations import Expected
 from veriformer.expect import Broken, Refused, Trial, recording
 from veriformer.guard import reference_keeps
-from veriformer.known import awake, holds
+from veriformer.known import SLOW, known_of
 from veriformer.law import JUDGED_BESIDE_REFERENCE, Domain, Law
 from veriformer.operation import MAIN
 from veriformer.oracle import COMPOSITES
@@ -48,6 +48,7 @@ VERDICTS = (
 )
 FIRST = "pinned 1"
 """Where a failure on the plainest case comes from."""
+CUT, ENDED = "cut short: time is over", "ended at a known failure"
 REFUSED = "refused"
 """Kind of an expected failure that is a refusal."""
 _VERDICT_OF = {"raised": "error", "crash": "crash", "timeout": "timeout"}
@@ -106,6 +107,10 @@ class _Stop(BaseException):
     """Ends a search at its first failure; a BaseException passes straight through Hypothesis."""
 
 
+class _Known(BaseException):
+    """Ends a search at a failure that is known from another law."""
+
+
 class _OutOfTime(BaseException):
     """Ends a search when the run's time is over."""
 
@@ -125,6 +130,8 @@ class Item:
 
     def __post_init__(self) -> None:
         self.domain: Domain = self.implementation.domain(self.law.operation, self.dtype)
+        about = self.implementation.description
+        self.known = known_of(self.law.id, about.expected, self.dtype, about.versions)
 
     @property
     def id(self) -> str:
@@ -150,22 +157,23 @@ class Item:
         if missing:
             row.verdict, row.reason = "not_provided", "needs " + ", ".join(missing)
             return
-        expected = self._expected()
-        excluded = [e for e in expected if e.where]
-        blind = [e for e in expected if not e.where]
-        known = self._check_expected(row, expected)
-        if not blind:
-            self._judge(row, excluded)
+        known, blind = self._check_expected(row), self.known.blind
+        if blind is None:
+            self._judge(row)
         else:
-            row.search = "off: " + blind[0].reason
+            row.search = "off: " + blind.reason
         if row.verdict == "not_run":
             row.verdict, row.reason = verdict_of(row)
+        if known is None and row.masked and not row.cases:
+            row.expected = self.known.spread[0]
+        if known is None and row.expected is not None and row.failure is None and row.search != CUT:
+            row.verdict, row.reason = "xfail", row.expected.reason
         # a search that was left open stays open; one with every case masked had nothing to do
         if known and (known[0] != "xfail" or row.verdict == "pass" or blind or not row.cases):
             row.verdict, row.reason = known
 
-    def _judge(self, row: Row, excluded: Sequence[Expected]) -> None:
-        found = self._pinned(row, excluded) or self._search(row, excluded)
+    def _judge(self, row: Row) -> None:
+        found = self._pinned(row) or self._search(row)
         if found is None:
             return
         arguments, broken, origin = found
@@ -208,11 +216,11 @@ class Item:
         """Whether the law speaks of these arguments at all: the reference must keep it."""
         return reference_keeps(self.law, self.implementation, self.dtype, arguments)
 
-    def _attempt(self, row: Row, arguments: tuple[Any, ...], excluded: Sequence[Expected]) -> Broken | None:
-        """One counted attempt. Raises _OutOfTime when the run's time is over."""
+    def _attempt(self, row: Row, arguments: tuple[Any, ...]) -> Broken | None:
+        """One counted attempt. Raises _OutOfTime when the run's time is over, _Known as that says."""
         if time.monotonic() > self.deadline:
             raise _OutOfTime
-        if any(holds(e.where, arguments[0], self.dtype) for e in excluded):
+        if self.known.masks(arguments[0]):
             row.masked += 1
             return None
         row.cases += 1
@@ -223,19 +231,27 @@ class Item:
                 row.refused += 1
                 row.refusal = row.refusal or str(refused)
                 return None
+        cause = broken and self.known.cause(broken.kind, _VERDICT_OF)
+        if broken and cause:
+            row.expected, row.cases, row.masked = cause, row.cases - 1, row.masked + 1
+            if broken.kind in SLOW:
+                raise _Known
+            return None
         count(row, trial)
         return broken
 
-    def _pinned(self, row: Row, excluded: Sequence[Expected]) -> tuple[Any, Broken, str] | None:
+    def _pinned(self, row: Row) -> tuple[Any, Broken, str] | None:
         try:
             for number, arguments in enumerate(self.law.pinned(self.domain)):
                 if number % self._stride:
                     continue
-                broken = self._attempt(row, arguments, excluded)
+                broken = self._attempt(row, arguments)
                 if broken:
                     return self._repeated(arguments, broken, f"pinned {number + 1}")
+        except _Known:
+            row.search = ENDED
         except _OutOfTime:
-            row.search = "cut short: time is over"
+            row.search = CUT
         return None
 
     @property
@@ -259,7 +275,7 @@ class Item:
         said = f"{broken.message}; the same case passed when it was run again"
         return arguments, Broken("not repeatable", said, **broken.facts), origin
 
-    def _search(self, row: Row, excluded: Sequence[Expected]) -> tuple[Any, Broken, str] | None:
+    def _search(self, row: Row) -> tuple[Any, Broken, str] | None:
         main = self.dtype == self.implementation.main_dtype(self.law.operation)
         budget = EFFORTS[self.effort][0 if main else 1]
         if not budget or row.search != "done":
@@ -268,7 +284,7 @@ class Item:
 
         def body(arguments: tuple[Any, ...]) -> None:
             before = row.judged + row.undetermined + row.refused + row.masked
-            broken = self._attempt(row, arguments, excluded)
+            broken = self._attempt(row, arguments)
             if broken:
                 found.append((arguments, broken))
                 raise _Stop
@@ -282,20 +298,18 @@ class Item:
         except _Stop:
             arguments, broken = found[0]
             return self._repeated(arguments, broken, f"search, seed {self.seed}")
+        except _Known:
+            row.search = ENDED
         except _OutOfTime:
-            row.search = "cut short: time is over"
+            row.search = CUT
         except Unsatisfiable:
             row.search = "no suitable cases"
         return None
 
-    def _expected(self) -> list[Expected]:
-        mine = [e for e in self.implementation.description.expected if e.law == self.law.id]
-        return [e for e in mine if awake(e, self.dtype, self.implementation.description.versions)]
-
-    def _check_expected(self, row: Row, expected: Sequence[Expected]) -> tuple[str, str] | None:
+    def _check_expected(self, row: Row) -> tuple[str, str] | None:
         """Run the pinned case of each entry: xfail while it fails beside any example, xpass when it no longer does."""
         state: tuple[str, str] | None = None
-        for entry in expected:
+        for entry in self.known.own:
             row.expected = entry
             if entry.case is None:
                 raise UsageError(f"Expected({entry.law!r}) needs a pinned case")
@@ -344,7 +358,7 @@ def count(row: Row, trial: Trial) -> None:
 
 def verdict_of(row: Row) -> tuple[str, str]:
     """pass, undetermined or incomplete, from the counts of an item without a failure."""
-    if row.search.startswith("cut short"):
+    if row.search == CUT:
         return "not_run" if not row.judged else "incomplete", "time limit"
     if row.cases and row.refused * 2 > row.cases:
         return "incomplete", f"{row.refused} of {row.cases} cases refused: {row.refusal}"
@@ -379,12 +393,4 @@ def items(
                     yield Item(law, implementation, dtype, effort_of(operation), seed, deadline)
 
 
-def block(item: Item, root: Row) -> Row:
-    """The row of an item that cannot be judged because a contract root does not hold, as expected or not."""
-    if root.verdict == "xfail":
-        said = f"{root.law.name} is expected to fail"
-        return Row(item.law, item.implementation.name, item.dtype, "not_provided", said)
-    return Row(item.law, item.implementation.name, item.dtype, "blocked", f"{root.law.id} does not hold")
-
-
-__all__ = ["EFFORTS", "VERDICTS", "Failure", "Item", "Row", "block", "items", "verdict_of"]
+__all__ = ["EFFORTS", "VERDICTS", "Failure", "Item", "Row", "items", "verdict_of"]

@@ -2,7 +2,7 @@
 
 Library: torch 2.13.0
 Law: layer_norm/width-one-has-no-weight-gradient
-Where: torch:functional
+Where: torch:functional, keras_torch:layers
 Input: layer_norm([13], weight [1], bias [0]) in float32 and float64
 Got: a gradient of some 1e-6 (float32)
 Wanted: 0: a single channel is its own mean, so that weight multiplies 0. The kernel takes the difference of two
