@@ -265,18 +265,23 @@ _EACH = Capabilities(compiles_per_shape=FRAMEWORK == "jax")
 # keras.backend.result_type makes float32 of float64 but on TensorFlow: whatever asks it computes in float32.
 _FLOAT32 = {"accumulate": {"float64": "float32"}, "intermediate": {"float64": "float32"}}
 _DEMOTED = replace(_EACH, **_FLOAT32)
+# gradients of torch's logsumexp are made of its result, and those of a table are added up in the table's dtype
+_KEPT = replace(_EACH, saved_statistics="storage") if FRAMEWORK == "torch" else _EACH
+_ADDED = replace(_EACH, accumulate={"bfloat16": "storage", "float16": "storage"})
 CAPABILITIES: dict[str, dict[str, Capabilities]] = {
     **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
+    "functions": {**dict.fromkeys(VARIANTS["functions"], _EACH), "logsumexp": _KEPT},
     "approximate": {"gelu": replace(_EACH, gelu="tanh")},
     "layers": {
         "softmax": _EACH,
         "layer_norm": _DEMOTED,
         "rms_norm": _DEMOTED,
         "feed_forward": _DEMOTED,
-        "embedding": _EACH,
+        "embedding": _ADDED,
     },
-    "sparse": {"cross_entropy": replace(_EACH, all_ignored="zero")},
-    "optimizer": {"adamw_step": replace(_EACH, adam_epsilon="uncorrected"), "clip_by_global_norm": _EACH},
+    "sparse": {"cross_entropy": replace(_DEMOTED, all_ignored="zero")},
+    "categorical": {"cross_entropy": _DEMOTED},
+    "optimizer": {"adamw_step": replace(_EACH, adam_epsilon="uncorrected"), "clip_by_global_norm": _DEMOTED},
 }
 
 _ZERO_TIMES_INFINITY = "a target of 0 is multiplied by a log-probability of -inf"
@@ -290,6 +295,78 @@ _OF_BOTH = [
         kind="not finite",
     )
     for law in ("finite-on-plain-data", "minus-infinity-equals-deletion", "equals-the-reference")
+]
+_OF_BOTH += [
+    Expected(
+        "softmax/equals-the-reference",
+        reason="exp(x - logsumexp(x)): what is rounded of a large logsumexp goes into the exponent",
+        link="reports/findings/keras_softmax_several_axes.py",
+        case={"x": [1000.0, 1000.0]},
+        variants=("axes",),
+        spreads=True,
+    ),
+    Expected(
+        "cross_entropy/keeps-the-dtype",
+        reason="float32 is made of float64, and returned",
+        link="reports/findings/keras_float64_is_float32.py",
+        case={"logits": [[0.0]], "targets": [0]},
+        when={"dtype": "float64"},
+        variants=("sparse", "categorical"),
+    ),
+    Expected(
+        "cross_entropy/equals-the-reference",
+        reason="labels are made numbers of the loss's dtype, and bfloat16 has no 257",
+        link="reports/findings/keras_sparse_labels_bfloat16.py",
+        case={"logits": [[0.0] * 257 + [10.0]], "targets": [257]},
+        when={"dtype": "bfloat16"},
+        where="V > 256",
+        variants=("sparse",),
+        spreads=True,
+    ),
+    Expected(
+        "cross_entropy/finite-for-finite-logits",
+        reason="the mean of a loss in float16 is a sum in float16",
+        link="reports/findings/keras_loss_half_mean.py",
+        case={"logits": [[30000.0, 0.0]] * 3, "targets": [1, 1, 1]},
+        when={"dtype": "float16"},
+        variants=("sparse", "categorical"),
+        kind="not finite",
+    ),
+    Expected(
+        "cross_entropy/the-mean-counts-every-row",
+        reason="the rows of a mean are counted in float16",
+        link="reports/findings/keras_loss_half_mean.py",
+        case={"logits": [[0.0, 0.0]] * 65520, "targets": [1] * 65520},
+        when={"dtype": "float16"},
+        variants=("sparse", "categorical"),
+    ),
+    Expected(
+        "adamw_step/equals-the-reference",
+        reason="beta2 has the parameter's dtype: 0.999 is 1 in bfloat16, and 0.99902 in float16",
+        link="reports/findings/keras_adam_half_betas.py",
+        case={"param": [0.0], "grad": [1.0], "m": [0.0], "v": [0.0], "step": 1, "lr": 1.0},
+        when={"dtype": "bfloat16 float16"},
+        variants=("optimizer",),
+        spreads=True,
+    ),
+    Expected(
+        "adamw_step/everything-given-has-influence",
+        reason="beta2 has the parameter's dtype: 0.999 is 1 in bfloat16, and the step is 0",
+        link="reports/findings/keras_adam_half_betas.py",
+        case={"param": [0.0], "grad": [1.0], "m": [0.0], "v": [0.0], "step": 1, "lr": 1.0, "eps": 1.0},
+        when={"dtype": "bfloat16"},
+        variants=("optimizer",),
+        kind="no influence",
+    ),
+    Expected(
+        "clip_by_global_norm/equals-the-reference",
+        reason="the inverse of the limit is made in float16",
+        link="reports/findings/keras_clip_float16.py",
+        case={"grads.0": [7.0], "max_norm": 90905.0},
+        when={"dtype": "float16"},
+        variants=("optimizer",),
+        spreads=True,
+    ),
 ]
 _OF_TORCH = [
     Expected(

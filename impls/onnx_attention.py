@@ -45,18 +45,10 @@ def _graph(
 
 def _run(operator: str, opset: int, inputs: list[Any], outputs: int = 1, **attributes: Any) -> list[Any]:
     """The outputs of one operator; inputs and attributes that are None are left out."""
-    _check_attributes(inputs[0].dtype, attributes)
     given = tuple(sorted((name, value) for name, value in attributes.items() if value is not None))
     kinds = tuple(None if array is None else (array.dtype.name, array.ndim) for array in inputs)
     feeds = {f"input{i}": array for i, array in enumerate(inputs) if array is not None}
     return list(_graph(operator, opset, kinds, outputs, given).run(None, feeds))
-
-
-def _check_attributes(dtype: np.dtype, attributes: dict[str, Any]) -> None:
-    for name in ("scale", "softcap"):
-        value = attributes.get(name)
-        if value is not None and dtype == np.float64 and float(np.float32(value)) != value:
-            raise ValueError(f"{name}={value}: an attribute of ONNX is a float32, which cannot hold it")
 
 
 def _mask(mask: NDArray | None, bias: NDArray | None, keys: int) -> NDArray | None:
@@ -118,11 +110,12 @@ def attention_past(
 ) -> NDArray:
     """Attention-23 whose first Tk - Tq keys and values are those of the past, so that query i sits at i + Tk - Tq.
 
-    Raises ValueError for more queries than keys, since no past is shorter than nothing.
+    Raises ValueError where causal is to leave more queries than keys, since no past is shorter than nothing.
     """
     past = k.shape[2] - q.shape[2]
-    if past < 0:
+    if past < 0 and causal:
         raise ValueError(f"{q.shape[2]} queries, {k.shape[2]} keys: a past cannot have {past} keys")
+    past = max(past, 0)
     inputs = [q, k[:, :, past:], v[:, :, past:], _mask(mask, bias, k.shape[2]), k[:, :, :past], v[:, :, :past]]
     return _run("Attention", 23, inputs, 3, is_causal=int(causal), scale=scale, softcap=softcap)[0]
 
@@ -210,7 +203,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "interleaved_packed": {"rotary_embedding": _rotary(interleaved=True, packed=True)},
 }
 _ALL = Capabilities(dtypes=DTYPES, accumulate={"bfloat16": "storage", "float16": "storage"})
-_ATTENTION = replace(_ALL, causal_alignment="top_left", mask_with_bias=False, infinite_bias=True)
+# an attribute is a float32, and so is its root, which Attention takes of the scale
+_SCALED = replace(_ALL, accumulate={**_ALL.accumulate, "float64": "float32"}, intermediate={"float64": "float32"})
+_ATTENTION = replace(_SCALED, causal_alignment="top_left", mask_with_bias=False, infinite_bias=True)
 _BOTTOM = replace(_ATTENTION, causal_alignment="bottom_right")
 _TURNED = replace(_ALL, rotary_pairs="interleaved")
 CAPABILITIES: dict[str, dict[str, Capabilities]] = {
@@ -218,7 +213,7 @@ CAPABILITIES: dict[str, dict[str, Capabilities]] = {
     "packed": {"attention": _ATTENTION, "rotary_embedding": _ALL},
     "scores": {"attention": _ATTENTION},
     "past": {"attention": _BOTTOM},
-    "lengths": {"attention": _BOTTOM, "cached_attention": _ALL},
+    "lengths": {"attention": _BOTTOM, "cached_attention": _SCALED},
     "interleaved": {"rotary_embedding": _TURNED},
     "interleaved_packed": {"rotary_embedding": _TURNED},
 }
@@ -233,6 +228,7 @@ EXPECTED = [
         {**_ROW, "causal": True},
         where="causal and (mask or bias)",
         variants=_EVERY,
+        spreads=True,
     ),
     Expected(
         "attention/works-in-the-declared-precision",

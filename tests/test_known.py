@@ -96,6 +96,7 @@ def test_what_spreads_stays_within_its_operation_its_dtype_its_kind_and_its_cond
         replace(spreading([0, 1, 2]), spreads=False),
         spreading([0, 1, 2], when={"dtype": "float64"}),
         spreading([0, 1, 2], kind="crash"),
+        spreading([0, 1, 2], kind="not finite"),
         spreading([0, 1, 2], where="axis > 0"),
     ):
         assert judged(short(), softmax=softmax, expected=[entry]).verdict == "fail"

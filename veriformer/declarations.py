@@ -227,8 +227,8 @@ class Expected:
     failure, such as "not finite", "raised" or "crash", or "refused" where the case is one that the law needs
     taken; empty: any wrong result, but no exception. A contract root (`OPERATION/returns-an-array`) that is
     expected to fail without `where` leaves the other laws of that operation and dtype out, as not provided.
-    spreads: other laws of the operation break by the same cause: `where` counts for them too, and without it any
-    failure of this kind, or any wrong result where kind is one of those. Such laws are then known to fail as well.
+    spreads: other laws of the operation break by the same cause: `where` counts for them too, and without it
+    failures of this kind, or all wrong results if it is empty. Such laws are then known to fail as well.
 
     Raises ValueError if reason is empty.
     """

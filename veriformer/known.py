@@ -39,7 +39,7 @@ class Known:
     def cause(self, kind: str, unusual: Mapping[str, str]) -> Expected | None:
         """The entry of another law that accounts for such a failure. unusual: kinds other than a wrong result."""
         same = (entry for entry in self.spread if not entry.where)
-        return next((e for e in same if (kind == e.kind if e.kind in unusual else kind not in unusual)), None)
+        return next((entry for entry in same if (kind == entry.kind if entry.kind else kind not in unusual)), None)
 
 
 def known_of(law: str, expected: Sequence[Expected], dtype: str, versions: Any) -> Known:

@@ -1,8 +1,8 @@
 """dot_product_attention of float64 tensors computes in float32 and returns float32, on torch and on JAX.
 
 Library: keras 3.15.1
-Law: attention/keeps-the-dtype
-Where: keras_torch:attention, keras_torch:attention_plain, keras_jax:attention, keras_jax:attention_plain
+Law: attention/keeps-the-dtype, cross_entropy/keeps-the-dtype
+Where: keras_*:attention, keras_*:attention_plain, keras_*:sparse, keras_*:categorical
 Input: query, key and value float64, each the one number 7.3
 Got: 7.300000190734863 as float32: keras.backend.result_type("float64") is "float32" but on TensorFlow
 Wanted: 7.3 as float64 (a result has the dtype of the first input)

@@ -1,7 +1,7 @@
 """The reference evaluator's Attention gives every query the causal mask of the first where attn_mask has one row.
 
 Library: onnx 1.23.2
-Law: attention/equals-the-reference
+Law: attention/equals-the-reference, attention/*
 Where: onnx:attention, onnx:packed, onnx:scores, onnx:past, onnx:lengths
 Input: two queries, two keys, all zero; v = [[0], [1]]; attn_mask [[[[True, True]]]], is_causal=1
 Got: [[0], [0]]

@@ -59,8 +59,11 @@ class Finding:
         return {name: importlib.metadata.version(name) for name in sorted(names)}
 
     def explains(self, cell: str, law: str) -> bool:
-        """Whether this is the cause of a law's failure in a cell such as torch:math."""
-        return law in self.listed("Law") and any(fnmatch.fnmatch(cell, word) for word in self.listed("Where"))
+        """Whether this is the cause of a law's failure in a cell such as torch:math; a `*` stands for any words."""
+        return all(
+            any(fnmatch.fnmatch(said, word) for word in self.listed(field))
+            for said, field in ((law, "Law"), (cell, "Where"))
+        )
 
 
 def script(name: str) -> Path:
