@@ -156,8 +156,8 @@ def test_what_cannot_be_done_is_one_line(
 def test_composites_are_judged_apart_and_without_a_search() -> None:
     both = units.Unit("toys", "m", "v", ("softmax", "encoder", "decoder_lm"))
     rest, heavy = units.halves(both)
-    assert (rest.operations, rest.searched) == (("softmax", "decoder_lm"), True)
-    assert (heavy.operations, heavy.searched) == (("encoder",), False)
+    assert (rest.operations, rest.most) == (("softmax", "decoder_lm"), "deep")
+    assert (heavy.operations, heavy.most) == (("encoder",), "smoke")
     way = process.Way("ci")
     assert (way.effort_for(rest), way.effort_for(heavy), process.Way("look").effort_for(heavy)) == (
         "ci",
@@ -166,10 +166,12 @@ def test_composites_are_judged_apart_and_without_a_search() -> None:
     )
     for only in (("softmax",), ("encoder",)):
         (one,) = units.halves(units.Unit("toys", "m", "v", only))
-        assert one.part == "" and one.searched == (only == ("softmax",))
+        assert one.part == "" and one.most == ("deep" if only == ("softmax",) else "smoke")
 
 
-def test_a_search_is_made_for_the_first_that_declares_the_same_and_not_where_shapes_are_compiled(library: Any) -> None:
+def test_a_search_is_made_once_for_what_is_declared_alike_and_a_look_taken_where_shapes_are_compiled(
+    library: Any,
+) -> None:
     declared = (
         'VARIANTS["scaled"] = {"softmax": lambda x, *, axis=-1, temperature=1.0: softmax(x / temperature, axis=axis)}\n'
         'VARIANTS["slow"] = {"log_softmax": log_softmax}\n'
@@ -178,8 +180,8 @@ def test_a_search_is_made_for_the_first_that_declares_the_same_and_not_where_sha
     library(SOFTMAX + declared)
     found, trouble = units.units_of(units.library_named("toys_of_matrix"))
     assert not trouble
-    assert {one.variant: one.searched for one in found} == {
-        "plain": True, "wrong": False, "scaled": True, "slow": False,
+    assert {one.variant: one.most for one in found} == {
+        "plain": "deep", "wrong": "smoke", "scaled": "deep", "slow": "look",
     }  # fmt: skip
 
 

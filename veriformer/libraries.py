@@ -16,8 +16,8 @@ class Library:
     """A library as the compatibility matrix knows it.
 
     name: its registered name. title: what its makers call it. packages: import names that must be found. extra:
-    `pip install veriformer[extra]` provides it, perhaps several. variants: those of the registered name that call the
-    library; empty: all. apart: why it needs an environment of its own; empty: it does not.
+    `pip install veriformer[extra]` provides it, perhaps several. variants: those of the registered name that are to be
+    judged; empty: all. apart: why it needs an environment of its own; empty: it does not.
     """
 
     name: str
@@ -82,7 +82,14 @@ LIBRARIES = (
     Library("equinox", "Equinox", ("equinox", "jax"), "equinox"),
     Library("optax", "Optax", ("optax", "jax"), "optax"),
     Library("keras_torch", "Keras on PyTorch", ("keras", "torch"), "keras,torch"),
-    Library("keras_jax", "Keras on JAX", ("keras", "jax"), "keras,jax"),
+    Library(
+        "keras_jax",
+        "Keras on JAX",
+        ("keras", "jax"),
+        "keras,jax",
+        # options that are Keras's own are crossed on PyTorch, where no shape is compiled
+        variants=("functions", "layers", "axes", "sparse", "optimizer", "attention", "heads", "grouped"),
+    ),
     Library("mlx", "MLX", ("mlx",), "mlx"),
     Library("openvino", "OpenVINO", ("openvino",), "openvino"),
     Library(

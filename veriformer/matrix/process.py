@@ -24,6 +24,7 @@ from veriformer.libraries import versions_of
 from veriformer.matrix.units import Unit
 from veriformer.processes import ONE_THREAD
 from veriformer.report.record import slug, write
+from veriformer.running import EFFORTS
 
 GRACE = 300.0
 """Seconds beyond the time limit that a process may take to import its library and to write what it found."""
@@ -37,7 +38,7 @@ WITHOUT_LIMIT = 3600.0
 class Way:
     """How the variants are judged. effort, seed, dtypes and laws as for check; max_time: seconds for each, or None.
 
-    A search, of effort ci or deep, is left out for units that are not searched.
+    No unit gets more effort than its most.
     """
 
     effort: str = "ci"
@@ -48,7 +49,7 @@ class Way:
 
     def effort_for(self, unit: Unit) -> str:
         """The effort for a unit."""
-        return "smoke" if not unit.searched and self.effort in ("ci", "deep") else self.effort
+        return min(self.effort, unit.most, key=list(EFFORTS).index)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def judge(unit: Unit, way: Way, folder: Path, stop: threading.Event, fresh: bool
 
 def key_of(unit: Unit, way: Way) -> str:
     """What a kept report must agree with: the adapter's text, the laws, and how it was judged."""
-    said = [veriformer.__version__, LEVEL, repr(unit), repr(way), *_texts(unit.module)]
+    asked = (unit.target, unit.operations, way.effort_for(unit), way.seed, way.dtypes, way.laws, way.max_time)
+    said = [veriformer.__version__, LEVEL, repr(asked), *_texts(unit.module)]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 

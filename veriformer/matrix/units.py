@@ -19,8 +19,8 @@ class Unit:
     """One variant of a library: what one process judges.
 
     library: its registered name. module: the adapter. variant: empty where the module has none. operations: those
-    that are judged together. part: a word for them where the variant's others are judged apart. searched:
-    whether efforts that search do so here; where not, pinned cases must do (see `units_of` and `halves`).
+    that are judged together. part: a word for them where the variant's others are judged apart. most: the
+    largest effort that is made here, below ci where pinned cases must do (see `units_of` and `halves`).
     """
 
     library: str
@@ -28,7 +28,7 @@ class Unit:
     variant: str
     operations: tuple[str, ...]
     part: str = ""
-    searched: bool = True
+    most: str = "deep"
 
     @property
     def name(self) -> str:
@@ -71,8 +71,8 @@ def modules_of(library: Library) -> tuple[str, ...]:
 def units_of(library: Library) -> tuple[list[Unit], list[str]]:
     """The variants that call a library, and a line for each adapter that cannot be imported.
 
-    Of several that declare the same of an operation the first alone is searched, and none that compiles for each
-    shape, since a search is all new shapes.
+    Of several that declare the same of an operation the first alone is searched. One that compiles for each shape
+    gets a look, since every case has a new shape.
     """
     trouble: list[str] = []
     try:
@@ -86,15 +86,15 @@ def units_of(library: Library) -> tuple[list[Unit], list[str]]:
                 trouble.append(str(error))
     mine = [(_unit(library, description), description) for description in found]
     listed = [(unit, _) for unit, _ in mine if not library.variants or unit.name.partition(":")[2] in library.variants]
-    return _searched(listed), trouble
+    return _limited(listed), trouble
 
 
-def _searched(found: Sequence[tuple[Unit, Description]]) -> list[Unit]:
+def _limited(found: Sequence[tuple[Unit, Description]]) -> list[Unit]:
     units, seen = [], set[str]()
     for unit, about in found:
         declared = {f"{name} {plan.mapping()} {about.capabilities[name]}" for name, plan in about.plans.items()}
         compiled = any(one.compiles_per_shape for one in about.capabilities.values())
-        units.append(replace(unit, searched=not (declared <= seen or compiled)))
+        units.append(replace(unit, most="look" if compiled else "smoke" if declared <= seen else "deep"))
         seen |= declared
     return units
 
@@ -104,9 +104,13 @@ def halves(unit: Unit) -> list[Unit]:
     heavy = tuple(name for name in unit.operations if name in COMPOSITES and not OPERATIONS[name].words)
     rest = tuple(name for name in unit.operations if name not in heavy)
     if not heavy or not rest:
-        return [replace(unit, searched=unit.searched and not heavy)]
-    composites = replace(unit, operations=heavy, part="composites", searched=False)
+        return [_unsearched(unit) if heavy else unit]
+    composites = replace(_unsearched(unit), operations=heavy, part="composites")
     return [replace(unit, operations=rest, part="operations"), composites]
+
+
+def _unsearched(unit: Unit) -> Unit:
+    return replace(unit, most="look" if unit.most == "look" else "smoke")
 
 
 def _described(target: str) -> list[Description]:
