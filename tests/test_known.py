@@ -13,12 +13,13 @@ from toys import cases_of, implementation, judged, refusing, row_case, softmax, 
 from veriformer import running
 from veriformer.calling import UsageError
 from veriformer.case import Case
-from veriformer.checking import Turn
+from veriformer.catalogue import all_laws
+from veriformer.checking import Turn, items
 from veriformer.declarations import Expected
 from veriformer.expect import expect_close, expect_finite
 from veriformer.known import awake, holds
-from veriformer.law import Law, Recipe
-from veriformer.running import Item, items
+from veriformer.law import Law, Recipe, find_laws
+from veriformer.running import Item
 
 
 def short() -> Law:
@@ -77,36 +78,70 @@ def test_a_contract_root_that_is_expected_to_fail_leaves_its_dtype_out() -> None
         ]  # fmt: skip
 
 
+def wrong(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    """Rows of more than two numbers sum to 2."""
+    return softmax(x, axis=axis) * (1 + (x.shape[axis] > 2))
+
+
+def summing(**words: Any) -> Law:
+    """Rows sum to 1."""
+    body = lambda softmax, case: expect_close(np.asarray(softmax(case)).sum(), 1, 1e-5)  # noqa: E731
+    return toy_law(body, **{"kind": "metamorphic", **words})
+
+
 def spreading(case: list[float], **words: Any) -> Expected:
-    return Expected("softmax/other", "sums of large numbers", case={"x": case}, spreads=True, **words)
+    about = {"reason": "long rows", "case": {"x": case}, "spreads": True, **words}
+    return Expected("softmax/equals-the-reference", **about)
 
 
 def test_what_spreads_makes_failures_of_other_laws_known_and_the_search_goes_on() -> None:
-    row = judged(short(), softmax=softmax, expected=[spreading([0, 1, 2])])
-    assert (row.verdict, row.reason, row.search) == ("xfail", "sums of large numbers", "done")
+    row = judged(summing(), softmax=wrong, expected=[spreading([0, 1, 2])])
+    assert (row.verdict, row.reason, row.search) == ("xfail", "long rows", "done")
     assert row.masked and row.judged and row.failure is None
-    right = toy_law(lambda softmax, case: expect_finite(softmax(case)))
-    row = judged(right, softmax=softmax, expected=[spreading([0, 1, 2])])
+    row = judged(toy_law(kind="metamorphic"), softmax=wrong, expected=[spreading([0, 1, 2])])
     assert (row.verdict, row.expected, row.masked) == ("pass", None, 0)
 
 
 def test_what_spreads_stays_within_its_operation_its_dtype_its_kind_and_its_condition() -> None:
     for entry in (
-        replace(spreading([0, 1, 2]), law="attention/other"),
+        replace(spreading([0, 1, 2]), law="attention/equals-the-reference"),
         replace(spreading([0, 1, 2]), spreads=False),
         spreading([0, 1, 2], when={"dtype": "float64"}),
         spreading([0, 1, 2], kind="crash"),
         spreading([0, 1, 2], kind="not finite"),
         spreading([0, 1, 2], where="axis > 0"),
     ):
-        assert judged(short(), softmax=softmax, expected=[entry]).verdict == "fail"
-    row = judged(short(), softmax=softmax, expected=[spreading([0, 1, 2], where="axis < 0")])
+        assert judged(summing(), softmax=wrong, expected=[entry]).verdict == "fail"
+    row = judged(summing(), softmax=wrong, expected=[spreading([0, 1, 2], where="axis < 0")])
     assert (row.verdict, row.cases) == ("xfail", 0) and row.masked
+
+
+def test_an_entry_whose_case_no_longer_fails_does_not_spread() -> None:
+    assert judged(summing(), softmax=wrong, expected=[spreading([0, 1])]).verdict == "fail"
+
+
+@pytest.mark.parametrize("words", [{"kind": "contract"}, {"kind": "hygiene"}, {"root": True}])
+def test_wrong_numbers_spread_to_laws_of_numbers_alone(words: dict[str, Any]) -> None:
+    assert judged(summing(**words), softmax=wrong, expected=[spreading([0, 1, 2])]).verdict == "fail"
+
+
+def test_a_root_that_fails_is_no_reason_to_leave_out_the_law_that_owns_the_entry() -> None:
+    toy = implementation(softmax=lambda x, *, axis=-1: wrong(x, axis=axis)[..., :-1], expected=[spreading([0, 1, 2])])
+    laws = find_laws(all_laws(), ["softmax/returns-an-array", "softmax/equals-the-reference"])
+    rows = [Turn().run(item) for item in items(laws, [toy], "smoke", 0, float("inf"), ["float32"])]
+    assert rows[0].verdict == "fail"
+
+
+def test_what_else_keeps_a_law_from_passing_is_not_hidden() -> None:
+    law = replace(summing(), recipes={"case": cases_of(row_case(0, 1, 2), row_case(0), row_case(0, 1, 2, 3, 4))})
+    one = lambda x, *, axis=-1: refusing(1, 5)(x) * (1 + (x.shape[axis] > 2))  # noqa: E731
+    row = judged(law, softmax=one, expected=[spreading([0, 1, 2])])
+    assert (row.verdict, row.refused, row.masked) == ("incomplete", 2, 1)
 
 
 def test_a_slow_failure_that_spreads_is_provoked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "SLOW", ("value",))
-    row = judged(short(), softmax=softmax, expected=[spreading([0, 1, 2])])
+    row = judged(summing(), softmax=wrong, expected=[spreading([0, 1, 2])])
     assert (row.verdict, row.masked, row.search) == ("xfail", 1, "ended at a known failure")
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from toys import PLAIN, ROOT, cases_of, implementation, judged, refusing, row_case, run_python, softmax, toy_law
 
 from veriformer.calling import UsageError
-from veriformer.checking import Turn
+from veriformer.checking import Turn, items
 from veriformer.expect import expect_close, expect_different, expect_finite, expect_same
 from veriformer.law import Recipe, choice, find_laws, law
-from veriformer.running import EFFORTS, Item, items
+from veriformer.running import EFFORTS, Item
 
 
 def test_a_law_that_holds_passes_and_counts_what_it_judged() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from veriformer.checking import RED, Settings, chosen_laws, in_process, listed, vetted
+from veriformer.checking import RED, Settings, chosen_laws, in_process, items, listed, vetted
 from veriformer.report.kept import keep_if_failed
 from veriformer.report.terminal import row_text
-from veriformer.running import Item, items
+from veriformer.running import Item
 from veriformer.targets import Options, load, load_functions
 
 

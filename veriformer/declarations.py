@@ -227,10 +227,11 @@ class Expected:
     failure, such as "not finite", "raised" or "crash", or "refused" where the case is one that the law needs
     taken; empty: any wrong result, but no exception. A contract root (`OPERATION/returns-an-array`) that is
     expected to fail without `where` leaves the other laws of that operation and dtype out, as not provided.
-    spreads: other laws of the operation break by the same cause: `where` counts for them too, and without it
-    failures of this kind, or all wrong results if it is empty. Such laws are then known to fail as well.
+    spreads: other laws of numbers of the operation break by the same cause: `where` counts for them too, and
+    without it failures of this kind, or wrong numbers if it is empty, as long as this entry still fails. Such laws
+    are then known to fail as well. Of `OPERATION/equals-the-reference` alone.
 
-    Raises ValueError if reason is empty.
+    Raises ValueError if reason is empty, or spreads is said of another law.
     """
 
     law: str
@@ -246,6 +247,8 @@ class Expected:
     def __post_init__(self) -> None:
         if not self.reason.strip():
             raise ValueError(f"Expected({self.law!r}) needs a reason: say why this failure is known")
+        if self.spreads and not self.law.endswith("/equals-the-reference"):
+            raise ValueError(f"Expected({self.law!r}): only a failure of OPERATION/equals-the-reference spreads")
 
 
 @dataclass(frozen=True)

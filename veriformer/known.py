@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,19 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from veriformer.calling import UsageError
 from veriformer.case import Case
 from veriformer.declarations import Expected
+from veriformer.law import JUDGED_BESIDE_REFERENCE, ORACLE, Law
 
 SLOW = ("crash", "timeout")
 """Kinds of failure that are slow to provoke: seen once, a search need not see them again."""
 
 
+NUMERIC = ("value", "not finite", "precision")
+"""Kinds of failure that are wrong numbers."""
+
+
 @dataclass(frozen=True)
 class Known:
-    """What is known of one law in one dtype. own: entries of the law. spread: of other laws, that spread to it."""
+    """What is known of one law in one dtype. own: entries of the law. spread: of its oracle, that spread."""
 
     own: tuple[Expected, ...]
     spread: tuple[Expected, ...]
@@ -32,22 +37,26 @@ class Known:
         """The entry that leaves no case to be judged, if there is one."""
         return next((entry for entry in self.own if not entry.where), None)
 
-    def masks(self, case: Case) -> bool:
-        """Whether a case is one of those that are known to fail."""
-        return any(entry.where and holds(entry.where, case, self.dtype) for entry in (*self.own, *self.spread))
+    def mask(self, case: Case) -> Expected | None:
+        """The entry by which a case is one of those that are known to fail."""
+        entries = (*self.own, *self.spread)
+        return next((entry for entry in entries if entry.where and holds(entry.where, case, self.dtype)), None)
 
-    def cause(self, kind: str, unusual: Mapping[str, str]) -> Expected | None:
-        """The entry of another law that accounts for such a failure. unusual: kinds other than a wrong result."""
+    def cause(self, kind: str) -> Expected | None:
+        """The entry of the oracle's that accounts for a failure of this kind: it names it, or wrong numbers if none."""
         same = (entry for entry in self.spread if not entry.where)
-        return next((entry for entry in same if (kind == entry.kind if entry.kind else kind not in unusual)), None)
+        return next((entry for entry in same if (kind == entry.kind if entry.kind else kind in NUMERIC)), None)
 
 
-def known_of(law: str, expected: Sequence[Expected], dtype: str, versions: Any) -> Known:
-    """The entries that are awake for a law's id."""
+def known_of(law: Law, expected: Sequence[Expected], dtype: str, versions: Any) -> Known:
+    """The entries that are awake for a law. Wrong numbers spread to laws of numbers, no failure to a contract root."""
     mine = [entry for entry in expected if awake(entry, dtype, versions)]
-    operation = law.partition("/")[0] + "/"
-    spread = (e for e in mine if e.spreads and e.law != law and e.law.startswith(operation))
-    return Known(tuple(e for e in mine if e.law == law), tuple(spread), dtype)
+    oracle = f"{law.operation}/{ORACLE}"
+    numbers = law.kind in JUDGED_BESIDE_REFERENCE
+    spread = (e for e in mine if e.spreads and e.law == oracle != law.id and not law.root)
+    return Known(
+        tuple(e for e in mine if e.law == law.id), tuple(e for e in spread if numbers or e.kind in SLOW), dtype
+    )
 
 
 def awake(entry: Expected, dtype: str, versions: Any) -> bool:

@@ -26,6 +26,9 @@ from veriformer.operations import OPERATIONS
 
 KINDS = ("contract", "hygiene", "metamorphic", "gradient", "oracle", "precision")
 """Kinds of laws."""
+ORACLE = "equals-the-reference"
+ORACLES: dict[str, Law] = {}
+"""The law `equals-the-reference` of each operation, as soon as it is defined."""
 JUDGED_BESIDE_REFERENCE = ("metamorphic", "gradient", "oracle", "precision")
 """Kinds that the reference must keep on a case before anyone is accused with it."""
 
@@ -209,7 +212,7 @@ def law(
             raise ValueError(f"law {name}: wanted a docstring and a kind of {', '.join(KINDS)}, got kind={kind!r}")
 
         def one(operation: str) -> Law:
-            return Law(
+            made = Law(
                 operation,
                 name,
                 statement,
@@ -224,6 +227,9 @@ def law(
                 tuple(kills),
                 tuple(changes),
             )
+            if name == ORACLE:
+                ORACLES[operation] = made
+            return made
 
         return one(operations) if isinstance(operations, str) else LawFamily(tuple(map(one, operations)))
 

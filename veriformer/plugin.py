@@ -72,7 +72,7 @@ class State:
 
     def items(self, laws: Any) -> Iterator[Item]:
         """Items for some laws on every implementation."""
-        from veriformer.running import items
+        from veriformer.checking import items
 
         for one in self.report.implementations:
             settings = self.report.settings

@@ -6,8 +6,7 @@ import contextlib
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hypothesis
@@ -20,9 +19,8 @@ from veriformer.case import Case, literal_case
 from veriformer.declarations import Expected
 from veriformer.expect import Broken, Refused, Trial, recording
 from veriformer.guard import reference_keeps
-from veriformer.known import SLOW, known_of
-from veriformer.law import JUDGED_BESIDE_REFERENCE, Domain, Law
-from veriformer.operation import MAIN
+from veriformer.known import SLOW, Known, known_of
+from veriformer.law import JUDGED_BESIDE_REFERENCE, ORACLES, Domain, Law
 from veriformer.oracle import COMPOSITES
 from veriformer.reduce import smallest
 from veriformer.searching import no_foreign_constants, search_settings
@@ -131,7 +129,8 @@ class Item:
     def __post_init__(self) -> None:
         self.domain: Domain = self.implementation.domain(self.law.operation, self.dtype)
         about = self.implementation.description
-        self.known = known_of(self.law.id, about.expected, self.dtype, about.versions)
+        self.masking: Expected | None = None
+        self.known = known_of(self.law, about.expected, self.dtype, about.versions)
 
     @property
     def id(self) -> str:
@@ -157,6 +156,7 @@ class Item:
         if missing:
             row.verdict, row.reason = "not_provided", "needs " + ", ".join(missing)
             return
+        self.known = replace(self.known, spread=tuple(filter(self._still, self.known.spread)))
         known, blind = self._check_expected(row), self.known.blind
         if blind is None:
             self._judge(row)
@@ -165,8 +165,8 @@ class Item:
         if row.verdict == "not_run":
             row.verdict, row.reason = verdict_of(row)
         if known is None and row.masked and not row.cases:
-            row.expected = self.known.spread[0]
-        if known is None and row.expected is not None and row.failure is None and row.search != CUT:
+            row.expected, row.verdict = row.expected or self.masking, "pass"
+        if known is None and row.expected is not None and row.verdict == "pass":
             row.verdict, row.reason = "xfail", row.expected.reason
         # a search that was left open stays open; one with every case masked had nothing to do
         if known and (known[0] != "xfail" or row.verdict == "pass" or blind or not row.cases):
@@ -220,8 +220,9 @@ class Item:
         """One counted attempt. Raises _OutOfTime when the run's time is over, _Known as that says."""
         if time.monotonic() > self.deadline:
             raise _OutOfTime
-        if self.known.masks(arguments[0]):
+        if mask := self.known.mask(arguments[0]):
             row.masked += 1
+            self.masking = self.masking or mask
             return None
         row.cases += 1
         with recording() as trial:
@@ -231,7 +232,7 @@ class Item:
                 row.refused += 1
                 row.refusal = row.refusal or str(refused)
                 return None
-        cause = broken and self.known.cause(broken.kind, _VERDICT_OF)
+        cause = broken and self.known.cause(broken.kind)
         if broken and cause:
             row.expected, row.cases, row.masked = cause, row.cases - 1, row.masked + 1
             if broken.kind in SLOW:
@@ -340,6 +341,16 @@ class Item:
             state = ("xfail", entry.reason)
         return state
 
+    def _still(self, entry: Expected) -> bool:
+        """Whether an entry of the oracle's still fails; else nothing spreads from it."""
+        done, key, oracle = self.implementation.confirmed, (id(entry), self.dtype), ORACLES.get(self.law.operation)
+        if key not in done and oracle is not None:
+            item = Item(oracle, self.implementation, self.dtype)
+            item.known = Known((entry,), (), self.dtype)
+            state = item._check_expected(Row(oracle, self.implementation.name, self.dtype))
+            done[key] = state is not None and state[0] == "xfail"
+        return done.get(key, False)
+
     def _beside(self) -> list[list[Any]]:
         """What a pinned case is tried with: the examples of the law's other recipes, the first of each first."""
         tables = [recipe.examples(self.domain) for name, recipe in self.law.recipes.items() if name != "case"]
@@ -369,28 +380,4 @@ def verdict_of(row: Row) -> tuple[str, str]:
     return "incomplete", "no case was judged"
 
 
-def items(
-    laws: Sequence[Law],
-    implementations: Sequence[Implementation],
-    effort: str | Callable[[str], str],
-    seed: int,
-    deadline: float,
-    dtypes: Sequence[str] = (),
-) -> Iterator[Item]:
-    """Every item, in the order to run: main dtypes first, and contract roots before all else.
-
-    effort: for all, or by the operation.
-    """
-    effort_of = effort if callable(effort) else lambda operation: effort
-    for implementation in implementations:
-        pairs = [(op, dtype) for op in implementation.description.plans for dtype in implementation.dtypes(op)]
-        pairs.sort(key=lambda pair: pair[1] != implementation.main_dtype(pair[0]))
-        for operation, dtype in pairs:
-            main = MAIN in dtypes and dtype == implementation.main_dtype(operation)
-            if not dtypes or dtype in dtypes or main:
-                mine = [law for law in laws if law.operation == operation]
-                for law in sorted(mine, key=lambda law: not law.root):
-                    yield Item(law, implementation, dtype, effort_of(operation), seed, deadline)
-
-
-__all__ = ["EFFORTS", "VERDICTS", "Failure", "Item", "Row", "items", "verdict_of"]
+__all__ = ["EFFORTS", "VERDICTS", "Failure", "Item", "Row", "verdict_of"]

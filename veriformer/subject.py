@@ -38,6 +38,8 @@ class Implementation:
     options: Options = field(default_factory=Options)
     start: Starter | None = None
     label: str = ""
+    confirmed: dict[tuple[int, str], bool] = field(default_factory=dict, compare=False, repr=False)
+    """Whether expected failures that spread still fail, by entry and dtype."""
 
     @property
     def name(self) -> str:

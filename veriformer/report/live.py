@@ -10,11 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from veriformer.calling import UsageError
 from veriformer.catalogue import tentative
-from veriformer.checking import RED, Report, chosen_laws, judge
+from veriformer.checking import RED, Report, chosen_laws, items, judge
 from veriformer.report import terminal
 from veriformer.report.kept import keep_failure
 from veriformer.report.record import Writer, output_folder, writable, write
-from veriformer.running import Row, items
+from veriformer.running import Row
 
 
 def show_run(report: Report, folder: str, whole: str | None, junit: str | None) -> None:
