@@ -89,6 +89,9 @@ def summing(**words: Any) -> Law:
     return toy_law(body, **{"kind": "metamorphic", **words})
 
 
+all_laws()  # defines the oracles, without which nothing spreads
+
+
 def spreading(case: list[float], **words: Any) -> Expected:
     about = {"reason": "long rows", "case": {"x": case}, "spreads": True, **words}
     return Expected("softmax/equals-the-reference", **about)
