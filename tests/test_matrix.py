@@ -15,7 +15,7 @@ from toys import ROOT, run_python
 from veriformer import cli
 from veriformer.calling import UsageError
 from veriformer.libraries import LIBRARIES, Library
-from veriformer.matrix import process, units
+from veriformer.matrix import command, process, units
 from veriformer.matrix.cells import cell_of, differences, state_of
 from veriformer.matrix.merged import together
 from veriformer.matrix.page import markdown
@@ -92,7 +92,9 @@ def test_crashes_do_not_stop_the_others(library: Any) -> None:
     assert len(trouble) == 2 and "SIGABRT" in trouble[0] and "SystemExit" in trouble[1]
 
 
-def test_what_did_not_change_is_kept(library: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_did_not_change_is_kept(
+    library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = library(SOFTMAX)
     matrix("toys_of_matrix:plain")
     capsys.readouterr()
@@ -104,6 +106,13 @@ def test_what_did_not_change_is_kept(library: Any, tmp_path: Path, capsys: pytes
     assert "kept" not in capsys.readouterr().out, "another text is judged anew"
     matrix("toys_of_matrix:plain", "--seed", "1")
     assert "kept" not in capsys.readouterr().out, "so is another seed"
+    matrix("toys_of_matrix:plain", "--seed", "1", "--effort", "smoke")
+    capsys.readouterr()
+    matrix("toys_of_matrix:plain", "--seed", "1")
+    assert "kept" in capsys.readouterr().out, "a run of another effort takes nothing away"
+    monkeypatch.setattr(process, "suite", lambda: "another")
+    matrix("toys_of_matrix:plain", "--seed", "1")
+    assert "kept" not in capsys.readouterr().out, "other laws judge anew"
     matrix("toys_of_matrix:plain", "--seed", "1", "--fresh")
     assert "kept" not in capsys.readouterr().out
 
@@ -111,7 +120,7 @@ def test_what_did_not_change_is_kept(library: Any, tmp_path: Path, capsys: pytes
 def test_a_killed_run_leaves_no_result_that_is_believed(library: Any, tmp_path: Path) -> None:
     library(SOFTMAX)
     matrix("toys_of_matrix:plain")
-    kept = next((tmp_path / ".veriformer" / "matrix").glob("*plain.json"))
+    kept = next((tmp_path / ".veriformer" / "matrix").glob("*plain*.json"))
     report = json.loads(kept.read_text())
     kept.write_text(json.dumps({**report, "complete": False, "rows": []}))
     _, found = matrix("toys_of_matrix:plain")
@@ -245,11 +254,42 @@ def test_environments_are_merged() -> None:
         together([here, one_matrix(level="core/8")])
 
 
+def test_a_merge_loses_no_trouble_and_mixes_no_versions_and_no_parts() -> None:
+    hung = one_matrix(cell("one"))
+    hung["libraries"][0]["trouble"] = ["toys:two: no end within 900 s"]
+    for pair in ([hung, one_matrix(cell("one"))], [one_matrix(cell("one")), hung]):
+        assert together(pair)["libraries"][0]["trouble"] == ["toys:two: no end within 900 s"]
+    assert together([hung, one_matrix(cell("two"))])["libraries"][0]["trouble"] == []
+    newer = one_matrix(cell("two"))
+    newer["libraries"][0]["versions"] = {"toys": "2"}
+    assert [one["variant"] for one in together([hung, newer])["cells"]] == ["two"]
+    part = one_matrix(cell("one"))
+    part["runs"] = [{"laws": ["softmax/sums-to-one"], "dtypes": []}]
+    with pytest.raises(UsageError, match="of different laws or dtypes"):
+        together([{**hung, "runs": [{"laws": [], "dtypes": []}]}, part])
+
+
+def test_a_law_leaves_units_out_that_it_does_not_concern(library: Any) -> None:
+    library(SOFTMAX + 'VARIANTS["logs"] = {"log_softmax": log_softmax}\n')
+    code, found = matrix()
+    assert code == 1 and set(states(found)) == {"plain softmax", "wrong softmax"}
+    assert found["libraries"][0]["trouble"] == []
+
+
+def test_a_variant_asked_for_by_name_is_searched(library: Any) -> None:
+    library(SOFTMAX)
+    one = units.library_named("toys_of_matrix")
+    named, _ = command.found_units([(one, "wrong")], process.Way("ci"), 1)
+    every, _ = command.found_units([(one, "")], process.Way("ci"), 1)
+    assert [unit.most for unit in named] == ["deep"] and [unit.most for unit in every] == ["deep", "smoke"]
+
+
 def test_report_takes_matrices_and_checks(library: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = library(SOFTMAX)
     matrix("toys_of_matrix:plain")
     with pytest.raises(SystemExit):
-        cli.main(["check", f"{names[0]}.py:wrong", "--effort", "look", "--law", LAWS, "--json", "mine.json"])
+        some = ("--effort", "look", "--dtype", "float32", "--law", LAWS)
+        cli.main(["check", f"{names[0]}.py:wrong", *some, "--json", "mine.json"])
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", ".veriformer/matrix/matrix.json", "mine.json", "--output", "out"])
@@ -258,6 +298,7 @@ def test_report_takes_matrices_and_checks(library: Any, tmp_path: Path, capsys: 
     for text, said in (
         ("[1]", "is no matrix.json"),
         ('{"schema": "x"}', "is no matrix.json"),
+        ('{"schema": "veriformer/matrix/1"}', "or is damaged"),
         ("", "is no matrix.json"),
     ):
         Path("odd.json").write_text(text)

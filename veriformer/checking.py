@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -49,6 +50,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.offline and not self.isolate:
             raise UsageError("--offline goes with a process of its own: leave out --in-process")
+        for word, value in (("timeout", self.timeout), ("import-timeout", self.import_timeout)):
+            if value is not None and not 1e-3 <= value < math.inf:
+                raise UsageError(f"--{word} {value}: wanted seconds, at least a thousandth")
         if self.effort not in EFFORTS:
             raise UsageError(f"effort {self.effort!r} is not known; wanted one of {', '.join(EFFORTS)}")
         for dtype in self.dtypes:

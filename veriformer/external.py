@@ -110,7 +110,9 @@ class External:
                 raise ProcessEnded(f"said nothing within {patience:.3g} s")
             line = process.stdout.readline(LONGEST)
             if not line:
-                raise ProcessEnded(f"ended ({exit_words(process.wait(10))})")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    raise ProcessEnded(f"ended ({exit_words(process.wait(10))})")
+                raise ProcessEnded("closed its output but goes on")
             return read_answer(line)
         except BaseException:
             stop(self.running)

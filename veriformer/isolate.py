@@ -155,6 +155,8 @@ class Remote:
             return Outcome("timeout", f"no answer within {limit:.3g} s{self._noted()}")
         except (EOFError, OSError, pickle.UnpicklingError):
             return Outcome("crash", f"the process ended: {self._reap()}{self._noted()}")
+        if self.offline:
+            self.notes.truncate(0)  # what a call got over is no part of a later one's trouble
         if outcome.kind == "crash":  # the device works no more for this process
             self._kill()
         self.slowest = max(self.slowest, outcome.seconds)

@@ -96,7 +96,7 @@ def fault_of(row: Mapping[str, Any]) -> dict[str, Any]:
         "law": row["law"],
         "dtype": row["dtype"],
         "verdict": row["verdict"],
-        "reason": first_line(row["reason"]),
+        "reason": last_line(row["reason"]),
         "case": failure.get("line", ""),
         "message": failure.get("message", ""),
         "link": expected.get("link", ""),
@@ -104,7 +104,7 @@ def fault_of(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def first_line(text: str) -> str:
+def last_line(text: str) -> str:
     """The last line of a traceback, or the line itself."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""

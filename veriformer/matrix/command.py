@@ -10,6 +10,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from veriformer.calling import UsageError, nearest
+from veriformer.catalogue import all_laws
 from veriformer.checking import Settings
+from veriformer.law import find_laws
 from veriformer.libraries import Library
 from veriformer.matrix.cells import cells_of, label
 from veriformer.matrix.merged import matrix_of, read, together
@@ -80,7 +83,13 @@ def found_units(picked: Sequence[tuple[Library, str]], way: Way, jobs: int) -> t
         if variant and library in described and not wanted:
             names = [one.name for one in mine]
             raise UsageError(f"{library.name} has no variant {variant!r}{nearest(f'{library.name}:{variant}', names)}")
+        if variant:  # what was asked for by name is searched, whatever else declares the same
+            wanted = [replace(one, most="deep") for one in wanted]
         units |= dict.fromkeys(half for one in wanted for half in ([one] if way.laws else halves(one)))
+    if way.laws:
+        named = {law.operation for law in find_laws(all_laws(), way.laws)}
+        concerned = [(unit, tuple(name for name in unit.operations if name in named)) for unit in units]
+        units = dict.fromkeys(replace(unit, operations=operations) for unit, operations in concerned if operations)
     return list(units), {library.name: trouble for library, (_, trouble) in described.items()}
 
 
@@ -136,6 +145,8 @@ def finish(console: Console, matrix: Mapping[str, Any], place: Path) -> None:
         if states:
             grid.add_row(library["name"], *(str(states.count(state) or "") for state in ORDER))
     console.print(grid)
+    for line in (line for library in matrix["libraries"] for line in library["trouble"]):
+        console.print(line, markup=False, soft_wrap=True)
     for name in ("matrix.json", "matrix.md"):
         console.print(f"written: {place / name}", markup=False, soft_wrap=True)
 

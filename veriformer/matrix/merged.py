@@ -44,6 +44,10 @@ def matrix_of(
                 "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "effort": way.effort,
                 "seed": way.seed,
+                "laws": list(way.laws),
+                "dtypes": list(way.dtypes),
+                "units": len(judged),
+                "kept": sum(one.kept for one in judged),
                 "seconds": round(seconds, 1),
                 "cpu_seconds": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, 1),
                 "environment": environment(),
@@ -83,13 +87,12 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         schema = ""
-    if schema == MATRIX:
-        return dict(found)
-    if schema != SCHEMA:
-        raise UsageError(f"{path} is no matrix.json and no JSON report of veriformer check")
-    if not found["complete"]:
+    wanted = {MATRIX: ("level", "runs", "libraries", "cells"), SCHEMA: ("level", "complete", "settings", "rows")}
+    if schema not in wanted or not all(key in found for key in wanted[schema]):
+        raise UsageError(f"{path} is no matrix.json and no JSON report of veriformer check, or is damaged")
+    if not found.get("complete", True):
         raise UsageError(f"{path} is of a run that did not end; run that check again")
-    return _matrix_of_check(found)
+    return dict(found) if schema == MATRIX else _matrix_of_check(found)
 
 
 def _matrix_of_check(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +107,7 @@ def _matrix_of_check(report: Mapping[str, Any]) -> dict[str, Any]:
                                     "versions": dict(about["versions"]), "trouble": []})  # fmt: skip
     settings = report["settings"]
     run = {"created": report["created"], "effort": settings["effort"], "seed": settings["seed"]}
+    run |= {"laws": settings["laws"], "dtypes": settings["dtypes"]}
     run |= {"seconds": report["seconds"], "environment": report["environment"]}
     return {
         "schema": MATRIX,
@@ -117,22 +121,34 @@ def _matrix_of_check(report: Mapping[str, Any]) -> dict[str, Any]:
 def together(matrices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Several matrices as one: a library judged anywhere is judged, and the last of two equal cells stays.
 
-    Raises UsageError for matrices of different levels, whose counts do not compare.
+    Of a library that was judged in two versions the cells of the last one stay, and no trouble is lost but that of
+    a variant which was judged after all.
+
+    Raises UsageError for matrices of different levels, whose counts do not compare, and of different choices of laws
+    or dtypes, of which a part would take the place of the whole.
     """
     matrices = list(matrices)
     levels = sorted({matrix["level"] for matrix in matrices})
     if len(levels) > 1:
         raise UsageError(f"the files are of levels {' and '.join(levels)}; judge both by one version of veriformer")
+    asked = {(*run.get("laws", ()), *run.get("dtypes", ())) for matrix in matrices for run in matrix["runs"]}
+    if len(asked) > 1:
+        raise UsageError("the files are of different laws or dtypes (--law, --dtype); judge all by the same")
     libraries: dict[str, dict[str, Any]] = {}
     cells: dict[tuple[str, str, str], Any] = {}
     for matrix in matrices:
         for library in matrix["libraries"]:
-            known = libraries.get(library["name"])
-            if known is None or library["status"] == "judged":
-                versions = {**(known or library)["versions"], **library["versions"]}
-                libraries[library["name"]] = {**library, "versions": versions}
+            known = libraries.get(library["name"], library)
+            better = known if library["status"] != "judged" else library
+            if known["status"] == library["status"] == "judged" and known["versions"] != library["versions"]:
+                cells = {place: cell for place, cell in cells.items() if place[0] != library["name"]}
+            trouble = list(dict.fromkeys([*known["trouble"], *library["trouble"]]))
+            libraries[library["name"]] = {**better, "trouble": trouble}
         for cell in matrix["cells"]:
             cells[cell["library"], cell["variant"], cell["operation"]] = cell
+    judged = {f"{library}:{variant}" for library, variant, _ in cells}
+    for library in libraries.values():
+        library["trouble"] = [line for line in library["trouble"] if line.partition(": ")[0] not in judged]
     order = list(libraries)
     runs = [run for matrix in matrices for run in matrix["runs"]]
     found = sorted(cells.values(), key=lambda cell: order.index(cell["library"]))

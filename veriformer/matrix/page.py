@@ -16,14 +16,14 @@ ORDER = tuple(WORDS)
 """States from the best to the worst; the overview shows the worst of a library's variants."""
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 READING = (
-    "A cell is one operation of one variant of a library, judged in every dtype that it claims.",
-    "ok: every law that applies holds. known: laws fail only where a fault is declared with its reason; the search "
-    "went on outside of it, or was off where the table of faults says so. FAILS: a law is broken. open: laws that "
+    "A cell is one operation of one variant of a library, judged in the dtypes that are named.",
+    "ok: every law that applies holds. known: laws fail only where a fault is declared with its reason; the table of "
+    "faults says where a search was off, or ended there. FAILS: a law is broken. open: laws that "
     "could not be judged, for most of their cases were refused or time was over. not judged: no case was.",
     "laws: laws that held with at least one judged case. numbers: elements of results that were judged, over all "
     "cases. refused: cases declined by an exception, such as options that a library does not take together.",
-    "effort: ci, pinned cases and a search; smoke, every pinned case, for composites, whose budgets cost many runs of "
-    "the reference; look, some pinned cases.",
+    "effort: ci, pinned cases and a search; smoke, every pinned case, for what an earlier variant declares alike and "
+    "for composites, whose budgets cost many runs of the reference; look, some of them, where each shape is compiled.",
     "worst: the largest error as a share of the derived error budget; above 1 would be a failure.",
 )
 """How to read the tables."""
@@ -62,6 +62,7 @@ def _made(matrix: Mapping[str, Any]) -> str:
     for run in matrix["runs"]:
         about, cpu = run["environment"], run.get("cpu_seconds", 0) / 60
         took = f"{run['seconds'] / 60:.0f} minutes" + (f" ({cpu:.0f} of CPU)" if cpu else "")
+        took += f", {run['kept']} of {run['units']} variants kept from earlier runs" if run.get("kept") else ""
         lines.append(
             f"Run of {run['created'][:10]}: effort {run['effort']}, seed {run['seed']}, {took}; "
             f"veriformer {about['veriformer']}, Python {about['python']}, numpy {about['numpy']}, {about['platform']}."

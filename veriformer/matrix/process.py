@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import veriformer
-from veriformer.catalogue import LEVEL
 from veriformer.libraries import versions_of
 from veriformer.matrix.units import Unit
 from veriformer.processes import ONE_THREAD
@@ -32,6 +32,14 @@ PATIENCE = 120.0
 """Seconds for a call: the first one of a library may import and compile a lot, beside other variants."""
 WITHOUT_LIMIT = 3600.0
 """Seconds that a process may take where no limit is given."""
+
+
+APART = ("impls", "matrix", "report", "history", "timing", "demo", "benchmarks")
+"""Folders of ours that have no part in a verdict; of impls/ each report depends on its own adapter."""
+BENEATH = ("numpy", "torch", "jaxlib", "mlx-cpu", "onnx", "hypothesis")
+"""Packages that results depend on beside those that an adapter names."""
+COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+"""What one process compiles with XLA the others need not: variants of several libraries call the same functions."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ def judge(unit: Unit, way: Way, folder: Path, stop: threading.Event, fresh: bool
 
     stop: ends the process early when it is set.
     """
-    place = folder / f"{_file(unit)}.json"
+    place = folder / f"{_file(unit, way)}.json"
     key = key_of(unit, way)
     if not fresh and (report := _kept(place, key)) is not None:
         return Judged(unit, report, kept=True)
@@ -81,10 +89,19 @@ def judge(unit: Unit, way: Way, folder: Path, stop: threading.Event, fresh: bool
 
 
 def key_of(unit: Unit, way: Way) -> str:
-    """What a kept report must agree with: the adapter's text, the laws, and how it was judged."""
+    """What a kept report must agree with: the adapter's text, laws and suite, what is installed, what was asked."""
     asked = (unit.target, unit.operations, way.effort_for(unit), way.seed, way.dtypes, way.laws, way.max_time)
-    said = [veriformer.__version__, LEVEL, repr(asked), *_texts(unit.module)]
+    said = [suite(), sys.version, repr(versions_of(BENEATH)), repr(asked), *_texts(unit.module)]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+@functools.cache
+def suite() -> str:
+    """A digest of everything here that has a part in a verdict."""
+    root = Path(veriformer.__file__).parent
+    paths = (path.relative_to(root) for path in root.rglob("*.py"))
+    texts = (f"{path} {(root / path).read_text(encoding='utf-8')}" for path in paths if path.parts[0] not in APART)
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()
 
 
 def _texts(module: str) -> list[str]:
@@ -98,8 +115,10 @@ def _texts(module: str) -> list[str]:
     return [text, *(part for name in dict.fromkeys(names) for part in _texts(name))]
 
 
-def _file(unit: Unit) -> str:
-    return slug(f"{unit.name} {unit.part}")
+def _file(unit: Unit, way: Way) -> str:
+    """A name that no run of another effort, or of some laws or dtypes alone, has."""
+    part = "some" if way.laws or way.dtypes or way.max_time is not None else ""
+    return slug(f"{unit.name} {unit.part} {way.effort_for(unit)} {part}")
 
 
 def _versions(report: Mapping[str, Any]) -> dict[str, str]:
@@ -136,7 +155,7 @@ def _words(unit: Unit, way: Way, folder: Path, place: Path) -> list[str]:
         "--effort",
         way.effort_for(unit),
     ]
-    words += ["--seed", str(way.seed), "--json", str(place), "--output", str(folder / _file(unit))]
+    words += ["--seed", str(way.seed), "--json", str(place), "--output", str(folder / _file(unit, way))]
     words += [] if way.max_time is None else ["--max-time", str(way.max_time)]
     laws = way.laws or (unit.operations if unit.part else ())
     for flag, values in (("--dtype", way.dtypes), ("--law", laws)):
@@ -146,12 +165,13 @@ def _words(unit: Unit, way: Way, folder: Path, place: Path) -> list[str]:
 
 def _run(unit: Unit, way: Way, folder: Path, place: Path, stop: threading.Event) -> str:
     """Run the check; the last line it wrote to standard error where it did not end as it should, else nothing."""
+    cache = (folder / "compiled").absolute()
     limit = WITHOUT_LIMIT if way.max_time is None else way.max_time + GRACE
-    with (folder / f"{_file(unit)}.log").open("w+", encoding="utf-8", errors="replace") as log:
+    with (folder / f"{_file(unit, way)}.log").open("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
             _words(unit, way, folder, place),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
-            env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
+            env={**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **COMPILED, "JAX_COMPILATION_CACHE_DIR": str(cache)},
             start_new_session=True,
         )  # fmt: skip
         try:

@@ -77,13 +77,14 @@ def units_of(library: Library) -> tuple[list[Unit], list[str]]:
     trouble: list[str] = []
     try:
         found = _described(library.name)
-    except UsageError:
-        found = []
+    except UsageError as error:
+        found, whole = [], str(error)
         for module in modules_of(library):  # one that fails must not hide the others
             try:
                 found += _described(module)
             except UsageError as error:
                 trouble.append(str(error))
+        trouble = trouble or ([] if found else [f"{library.name}: {whole}"])
     mine = [(_unit(library, description), description) for description in found]
     listed = [(unit, _) for unit, _ in mine if not library.variants or unit.name.partition(":")[2] in library.variants]
     return _limited(listed), trouble
@@ -116,7 +117,7 @@ def _unsearched(unit: Unit) -> Unit:
 def _described(target: str) -> list[Description]:
     """Raises UsageError, in one line, where the target cannot be imported."""
     try:
-        remote = Remote(target, Options())
+        remote = Remote(target, Options(), offline=True)
     except WorkerLost as error:
         raise UsageError(str(error)) from None
     remote.close()
