@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from toys import ROOT
 
+from veriformer.isolate import Remote
 from veriformer.libraries import LIBRARIES
-from veriformer.targets import Options, load
+from veriformer.targets import Options
 
 
 def runner() -> ModuleType:
@@ -44,8 +45,9 @@ def test_a_script_stands_alone_and_shows_its_fault(finding: Any) -> None:
 @pytest.mark.parametrize("library", [one for one in LIBRARIES if not one.missing], ids=lambda one: str(one.name))
 def test_every_known_fault_of_a_library_has_a_finding(library: Any) -> None:
     lacking = []
-    for loaded in load(library.name, Options()):
-        about = loaded.description
+    remote = Remote(library.name, Options(), offline=True)  # Keras has one backend in a process
+    remote.close()
+    for about in remote.descriptions:
         if library.variants and about.name.partition(":")[2] not in library.variants:
             continue
         for entry in about.expected:
@@ -104,6 +106,31 @@ def test_what_is_fixed_or_unexplained_is_told(folder: Path, capsys: pytest.Captu
     (folder / "matrix.json").unlink()
     (folder / "toy_sum.py").write_text(SCRIPT.replace("sys.exit(1)", "sys.exit(0)"))
     assert RUN.main() == 1 and "toy_sum: exit code 0" in capsys.readouterr().out
+
+
+def test_a_traceback_shows_nothing(folder: Path) -> None:
+    (folder / "toy_sum.py").write_text(SCRIPT.replace("import sys", "import sys, no_such_module_at_all"))
+    assert RUN.read("toy_sum").missing == ["no_such_module_at_all"]
+    (folder / "toy_sum.py").write_text(SCRIPT.replace("sys.exit(1)", "sys.gone"))
+    assert RUN.run(RUN.read("toy_sum"))["exit"] == RUN.DIED
+    assert "a traceback with" in RUN.reproduced(RUN.run(RUN.read("toy_sum")))
+
+
+def test_a_law_by_a_star_explains_what_is_expected_alone(folder: Path) -> None:
+    (folder / "toy_sum.py").write_text(SCRIPT.replace("softmax/sums-to-one", "softmax/sums-to-one, softmax/*"))
+    one = RUN.read("toy_sum")
+    assert one.explains("toy:plain", "softmax/other") and not one.explains("toy:plain", "softmax/other", False)
+    assert one.explains("toy:plain", "softmax/sums-to-one", False) and not one.explains("toy:third", "softmax/other")
+
+
+def test_a_script_runs_on_each_of_its_backends(folder: Path) -> None:
+    text = SCRIPT.replace("Tracker:", "Backends: numpy, json, no_such_module_at_all\nTracker:")
+    text = text.replace("sys.exit(1)", "import os\nsys.exit(1 if os.environ['KERAS_BACKEND'] == 'numpy' else 3)")
+    (folder / "toy_sum.py").write_text(text)
+    result = RUN.run(RUN.read("toy_sum"))
+    assert result["exit"] == 3 and [line.partition(":")[0] for line in result["printed"]] == ["numpy", "json"]
+    (folder / "toy_sum.py").write_text(SCRIPT.replace("Tracker:", "Backends: no_such_module_at_all\nTracker:"))
+    assert RUN.read("toy_sum").missing == ["no_such_module_at_all"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ Input: the first step of AdamW(1.0) for a bfloat16 variable of [0], gradient [1]
 Got: 0: the step is multiplied by sqrt(1 - beta_2^t), where beta_2 has the variable's dtype
 Wanted: -1, as with beta_2=0.99 or a float32 variable
 Status: theirs, known
+Backends: torch, jax
 Tracker: https://github.com/keras-team/keras-hub/issues/2629
 Searched: "keras Adam optimizer bfloat16 float16 variables beta_2 0.999 rounds to 1 no update weights do not change" in
 issues; https://github.com/keras-team/keras/pull/21238 is the same of Lamb

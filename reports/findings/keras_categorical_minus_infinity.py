@@ -9,6 +9,7 @@ Got: nan, on torch and on JAX: the target's 0 is multiplied by the class's log-p
 (on JAX outside of jit; on a CPU XLA drops a product with a one-hot target, and the compiled loss is 0)
 Wanted: 0, as the sparse loss gives on torch, but not on JAX (a class without probability may as well not be there)
 Status: theirs, new
+Backends: torch, jax
 Tracker: none found
 Searched: "keras CategoricalCrossentropy from_logits=True NaN when logits contain -inf masked classes" in issues; "keras
 cross entropy 0 * -inf nan one-hot target log_softmax masked logits -inf torch backend" in issues (optax had the same,

@@ -7,6 +7,7 @@ Input: SGD(1.0, global_clipnorm=90905) of a float16 variable of [0], gradient [7
 Got: -7.0156 on torch, -inf on JAX: 1 / 90905 is below the numbers that float16 has in full
 Wanted: -7: the norm is below the limit
 Status: theirs, new
+Backends: torch, jax
 Tracker: none found
 Searched: "keras global_clipnorm float16 clip_by_global_norm scale precision gradients changed below norm" in issues
 """

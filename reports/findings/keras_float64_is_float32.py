@@ -7,6 +7,7 @@ Input: query, key and value float64, each the one number 7.3
 Got: 7.300000190734863 as float32: keras.backend.result_type("float64") is "float32" but on TensorFlow
 Wanted: 7.3 as float64 (a result has the dtype of the first input)
 Status: theirs, known
+Backends: torch, jax
 Tracker: https://github.com/keras-team/keras/issues/23704
 Searched: "keras result_type float64 returns float32 torch backend jax float64 inputs downcast ops" in issues
 """

@@ -7,6 +7,7 @@ Input: three rows of logits [30000, 0], label 1; and 65520 rows of logits [0, 0]
 Got: inf; and 0
 Wanted: 30000; and log 2: sum and number of rows are divided in float16, which ends at 65504
 Status: theirs, new
+Backends: torch, jax
 Tracker: none found
 Searched: "keras loss reduction sum_over_batch_size float16 overflow inf nan mean of losses mixed_float16" in issues
 """

@@ -7,6 +7,7 @@ Input: keras.layers.Softmax(axis=(0, 1)) of [[1000, 1000]], float32
 Got: 0.49998546 twice: 1000.6931 is rounded as numbers of that size are, and the error goes into the exponent
 Wanted: 0.5 twice, as Softmax(axis=1) of the same row gives, which subtracts the maximum and divides by the sum
 Status: theirs, new
+Backends: torch, jax
 Tracker: none found
 Searched: "keras Softmax layer tuple axis exp(x - logsumexp) precision large inputs" in issues;
 https://github.com/keras-team/keras/issues/20021 is about the axes of a function beside it

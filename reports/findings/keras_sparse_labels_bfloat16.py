@@ -7,6 +7,7 @@ Input: logits of 300 zeros but for a 10 at 257, label 257, dtype="bfloat16", fro
 Got: 10: the labels are made bfloat16, in which 257 is not
 Wanted: 0.0135, as with dtype="float32" (a label is a number of a class, and not rounded)
 Status: theirs, known
+Backends: torch, jax
 Tracker: https://github.com/keras-team/keras/issues/15012
 Searched: "keras SparseCategoricalCrossentropy mixed precision bfloat16 float16 y_true cast class index above 256 wrong
 label" in issues; the thread is of Keras 2, where it was mended

@@ -6,7 +6,8 @@ Where: keras_torch:attention, keras_torch:attention_plain
 Input: three queries and keys of the number 1, values 1, 3, 4, is_causal=True, scale=0
 Got: [nan, nan, 2.667]; on JAX, and with the triangle as a mask, [1, 2, 2.667]
 Wanted: [1, 2, 2.667] (a scale of 0 gives the mean of the values that a row may see)
-Status: theirs, new
+Status: theirs, new (as torch_flash_nonpositive_scale)
+Backends: torch
 Tracker: none found
 Searched: "scaled_dot_product_attention is_causal scale zero negative NaN cpu flash" in issues; the cause is torch's CPU
 flash kernel, which fills the triangle with -inf before it multiplies by the scale

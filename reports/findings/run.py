@@ -5,7 +5,8 @@
     python reports/findings/run.py --write     and write findings.json and findings.md beside this folder
 
 A script imports its library alone, exits with 1 while the fault is there and with 0 once it is gone. Its docstring has
-a title and the fields below. Results of other environments stay in findings.json until their library is here.
+a title and the fields below; one of Keras may name Backends, each of which it is run on. Results of other
+environments stay in findings.json until their library is here.
 Exit code: 1 where a script did not end with 1, or a faulty cell of reports/matrix.json has no script; else 0.
 """
 
@@ -29,9 +30,12 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 REPORTS = FOLDER.parent
 FIELDS = ("Library", "Law", "Where", "Input", "Got", "Wanted", "Status", "Tracker", "Searched")
+OPTIONAL = ("Backends",)
 STATUS = ("theirs, known", "theirs, new")
 RED = ("fail", "error", "crash", "timeout", "xpass", "xfail", "suite_error")
 PATIENCE = 300
+DIED = -2
+"""In place of an exit code: a traceback, which ends a script with 1 as well, shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -44,25 +48,36 @@ class Finding:
 
     def listed(self, field: str) -> list[str]:
         """The comma-separated words of a field."""
-        return [word.strip() for word in self.fields[field].split(",") if word.strip()]
+        return [word.strip() for word in self.fields.get(field, "").split(",") if word.strip()]
 
     @property
     def missing(self) -> list[str]:
-        """Modules that the script imports and that are not here."""
-        return sorted(name for name in imports(self.name) if importlib.util.find_spec(name) is None)
+        """Modules that the script imports, or backends of which it needs one, and that are not here."""
+        lacks = sorted(name for name in imports(self.name) if importlib.util.find_spec(name) is None)
+        return lacks or ([] if self.backends else self.listed("Backends"))
+
+    @property
+    def backends(self) -> list[str]:
+        """What it is run on, of what is here; an empty word where it names none."""
+        named = self.listed("Backends")
+        return [name for name in named if importlib.util.find_spec(name)] if named else [""]
 
     @property
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that the script imports."""
         known = importlib.metadata.packages_distributions()
-        names = {name for module in imports(self.name) for name in known.get(module, ())}
+        modules = imports(self.name) | set(filter(None, self.backends))
+        names = {name for module in modules for name in known.get(module, ())}
         return {name: importlib.metadata.version(name) for name in sorted(names)}
 
-    def explains(self, cell: str, law: str) -> bool:
-        """Whether this is the cause of a law's failure in a cell such as torch:math; a `*` stands for any words."""
-        return all(
-            any(fnmatch.fnmatch(said, word) for word in self.listed(field))
-            for said, field in ((law, "Law"), (cell, "Where"))
+    def explains(self, cell: str, law: str, expected: bool = True) -> bool:
+        """Whether this is the cause of a law's failure in a cell such as torch:math.
+
+        A `*` in Where stands for any words; in Law it does so for failures that are expected, and for no others.
+        """
+        laws = [word for word in self.listed("Law") if expected or "*" not in word]
+        return any(fnmatch.fnmatch(law, word) for word in laws) and any(
+            fnmatch.fnmatch(cell, word) for word in self.listed("Where")
         )
 
 
@@ -86,7 +101,7 @@ def read(name: str) -> Finding:
     """The finding of a script. Raises ValueError for a docstring without a title or a field."""
     text = ast.get_docstring(ast.parse(script(name).read_text(encoding="utf-8"))) or ""
     title, _, rest = text.partition("\n")
-    parts = re.split(rf"^({'|'.join(FIELDS)}):", rest, flags=re.MULTILINE)
+    parts = re.split(rf"^({'|'.join(FIELDS + OPTIONAL)}):", rest, flags=re.MULTILINE)
     fields = {key: " ".join(value.split()) for key, value in zip(parts[1::2], parts[2::2], strict=True)}
     lacks = [field for field in FIELDS if not fields.get(field)]
     if not title or lacks:
@@ -104,16 +119,25 @@ def findings() -> list[Finding]:
 
 
 def run(finding: Finding) -> dict[str, Any]:
-    """Run a script: its exit code and what it printed."""
-    words = [sys.executable, str(script(finding.name))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """Run a script, on each of its backends: its exit code, the first that is not 1 of several, and what it printed."""
+    done = {backend: once(finding.name, backend) for backend in finding.backends}
+    codes = [code for code, _ in done.values()]
+    lines = [f"{backend}: {line}" if backend else line for backend, (_, said) in done.items() for line in said]
+    return {"exit": next((c for c in codes if c != 1), 1), "printed": lines, "versions": finding.versions}
+
+
+def once(name: str, backend: str) -> tuple[int, list[str]]:
+    """Run a script once: its exit code, or DIED, and the last lines that it printed."""
+    words = [sys.executable, str(script(name))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"KERAS_BACKEND": backend} if backend else {})
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment)
         code, output, errors = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired:
         code, output, errors = -1, "", f"no end within {PATIENCE} s"
-    lines = (output if output.strip() else errors).strip().splitlines()
-    return {"exit": code, "printed": lines[-8:], "versions": finding.versions}
+    if code == 1 and "Traceback (most recent call last)" in errors:
+        code, output = DIED, ""
+    return code, (output if output.strip() else errors).strip().splitlines()[-8:]
 
 
 def unexplained(matrix: Mapping[str, Any], known: Sequence[Finding]) -> Iterator[str]:
@@ -121,18 +145,19 @@ def unexplained(matrix: Mapping[str, Any], known: Sequence[Finding]) -> Iterator
     for cell in matrix["cells"]:
         name = f"{cell['library']}:{cell['variant']}"
         for fault in cell["faults"]:
-            if fault["verdict"] in RED and not any(one.explains(name, fault["law"]) for one in known):
+            expected = fault["verdict"] == "xfail"
+            if fault["verdict"] in RED and not any(one.explains(name, fault["law"], expected) for one in known):
                 yield f"{name} {fault['law']} ({fault['dtype']}, {fault['verdict']})"
 
 
 def page(known: Sequence[Finding], results: Mapping[str, Any]) -> str:
     """findings.md."""
-    new = sum(one.fields["Status"].startswith(STATUS[1]) for one in known)
+    new = sum(one.fields["Status"] == STATUS[1] for one in known)
     lines = [
         "# Faults found in libraries",
         "Made by `python reports/findings/run.py --write`. Each has a script in `reports/findings/` that imports the "
-        "library alone, exits with 1 while the fault is there and with 0 once it is gone. Known: the library's tracker "
-        "has it. New: the searches that are named found nothing there.",
+        "library alone, exits with 1 while the fault is there and with 0 once it is gone. Known: a public tracker "
+        "has it, the library's or that of a project that met it. New: the searches that are named found nothing.",
         f"{len(known)} fault{'s' * (len(known) != 1)}, {new} of them new.",
     ]
     rows = ["| fault | library | status | reproduced |", "|---|---|---|---|"]
@@ -143,7 +168,7 @@ def page(known: Sequence[Finding], results: Mapping[str, Any]) -> str:
     lines.append("\n".join(rows))
     for one in known:
         lines += [f"## {anchor(one)}", f"{plain(one.title)}."]
-        facts = [f"- {field}: {linked(one.fields[field])}" for field in FIELDS]
+        facts = [f"- {field}: {linked(one.fields[field])}" for field in FIELDS + OPTIONAL if field in one.fields]
         facts.append(f"- Script: [`{one.name}.py`](findings/{one.name}.py), {reproduced(results.get(one.name))}")
         lines.append("\n".join(facts))
         printed = results.get(one.name, {}).get("printed", [])
@@ -161,7 +186,8 @@ def reproduced(result: Mapping[str, Any] | None) -> str:
     if result is None:
         return "not run"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    return f"exit code {result['exit']} with {versions}"
+    ended = "a traceback" if result["exit"] == DIED else f"exit code {result['exit']}"
+    return f"{ended} with {versions}"
 
 
 def plain(words: str) -> str:
