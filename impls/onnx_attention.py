@@ -110,6 +110,8 @@ def attention_past(
 ) -> NDArray:
     """Attention-23 whose first Tk - Tq keys and values are those of the past, so that query i sits at i + Tk - Tq.
 
+    q[B,H,Tq,D], k[B,G,Tk,D], v[B,G,Tk,Dv], mask or bias[B or 1,H or 1,Tq or 1,Tk] -> [B,H,Tq,Dv]
+    Source: the ONNX operators, Attention.
     Raises ValueError where causal is to leave more queries than keys, since no past is shorter than nothing.
     """
     past = k.shape[2] - q.shape[2]
@@ -132,7 +134,11 @@ def attention_lengths(
     window: Window | None = None,
     softcap: float | None = None,
 ) -> NDArray:
-    """Attention-25 told that all Tk keys are valid (nonpad_kv_seqlen), so that query i sits at i + Tk - Tq."""
+    """Attention-25 told that all Tk keys are valid (nonpad_kv_seqlen), so that query i sits at i + Tk - Tq.
+
+    q[B,H,Tq,D], k[B,G,Tk,D], v[B,G,Tk,Dv], mask or bias[B or 1,H or 1,Tq or 1,Tk] -> [B,H,Tq,Dv]
+    Source: the ONNX operators, Attention.
+    """
     left, right = window or (None, None)
     attributes = {"left_window_size": left, "right_window_size": right}
     inputs = [q, k, v, _mask(mask, bias, k.shape[2]), None, None, np.full(q.shape[0], k.shape[2])]

@@ -98,7 +98,11 @@ def _full(bias: NDArray | None, q: NDArray, k: NDArray) -> NDArray | None:
 def attention_multi_head(
     q: NDArray, k: NDArray, v: NDArray, *, bias: NDArray | None = None, causal: bool = False, scale: float | None = None
 ) -> NDArray:
-    """com.microsoft.MultiHeadAttention, heads in the last axis. Source: ONNX Runtime, ContribOperators."""
+    """com.microsoft.MultiHeadAttention, heads in the last axis.
+
+    q[B,H,Tq,D], k[B,H,Tk,D], v[B,H,Tk,Dv], bias[B or 1,H or 1,Tq or 1,Tk or 1] -> [B,H,Tq,Dv]
+    Source: ONNX Runtime, ContribOperators.
+    """
     inputs = [*(_joined(a) for a in (q, k, v)), None, None, _full(bias, q, k)]
     attributes = {"num_heads": q.shape[1], "unidirectional": int(causal), "scale": scale}
     return _split(_run("MultiHeadAttention", inputs, 1, attributes)[0], q.shape[1])
@@ -117,6 +121,7 @@ def attention_grouped(
 ) -> NDArray:
     """com.microsoft.GroupQueryAttention; the first Tk - Tq keys are those of the past.
 
+    q[B,H,Tq,D], k[B,G,Tk,D], v[B,G,Tk,D], bias[B or 1,H or 1,Tq or 1,Tk or 1], sink[H] -> [B,H,Tq,D]
     Source: ONNX Runtime, ContribOperators. Raises ValueError for more queries than keys.
     """
     past = k.shape[2] - q.shape[2]

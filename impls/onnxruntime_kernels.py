@@ -132,7 +132,10 @@ def cross_entropy_log_prob(
 
 
 def _mask(mask: NDArray | None, bias: NDArray | None, q: NDArray, k: NDArray) -> NDArray | None:
-    """attn_mask with its last two axes written out, as the kernel wants it."""
+    """attn_mask with its last two axes written out, as the kernel wants it.
+
+    The standard lets them be broadcast: `reports/findings/onnxruntime_attention_mask_axes.py`.
+    """
     if mask is not None and bias is not None:
         raise ValueError("mask and bias: ONNX takes one attn_mask; pass one of them")
     given = bias if mask is None else mask
@@ -190,6 +193,8 @@ def attention_past(
 ) -> NDArray:
     """Attention-23 whose first Tk - Tq keys and values are those of the past, so that query i sits at i + Tk - Tq.
 
+    q[B,H,Tq,D], k[B,G,Tk,D], v[B,G,Tk,Dv], mask or bias[B or 1,H or 1,Tq or 1,Tk] -> [B,H,Tq,Dv]
+    Source: the ONNX operators, Attention.
     Raises ValueError where causal is to leave more queries than keys, since no past is shorter than nothing.
     """
     past = k.shape[2] - q.shape[2]
@@ -212,7 +217,11 @@ def attention_lengths(
     window: Window | None = None,
     softcap: float | None = None,
 ) -> NDArray:
-    """Attention-25 told that all Tk keys are valid (nonpad_kv_seqlen), so that query i sits at i + Tk - Tq."""
+    """Attention-25 told that all Tk keys are valid (nonpad_kv_seqlen), so that query i sits at i + Tk - Tq.
+
+    q[B,H,Tq,D], k[B,G,Tk,D], v[B,G,Tk,Dv], mask or bias[B or 1,H or 1,Tq or 1,Tk] -> [B,H,Tq,Dv]
+    Source: the ONNX operators, Attention.
+    """
     left, right = window or (None, None)
     attributes = {"left_window_size": left, "right_window_size": right}
     inputs = [q, k, v, _mask(mask, bias, q, k), None, None, np.full(q.shape[0], k.shape[2])]

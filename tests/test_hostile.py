@@ -84,7 +84,7 @@ ACTS = {{
     "floods": flood, "leaks threads": lambda: threading.Thread(target=time.sleep, args=[600]).start(),
     "elsewhere": elsewhere, "forks": lambda: fork(lambda: None), "forks away": lambda: fork(os.setsid),
     "downloads": ask, "downloads for weights": loudly, "downloads in vain": lambda: quietly(ask),
-    "insists": again, "resolves": lambda: socket.getaddrinfo("pypi.org", 443),
+    "insists": again, "resolves": lambda: socket.getaddrinfo("example.org", 443),
     "sends": lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", ("8.8.8.8", 53)), "stays": locally,
     "asks by C": lambda: subprocess.run(
         [sys.executable, "-c", "import socket; socket.create_connection(('1.1.1.1', 53), 60)"], check=True
@@ -212,7 +212,7 @@ def test_memory_of_torch_is_never_right_either(tmp_path: Path) -> None:
         ("downloads", "raised", "URLError: <urlopen error tried to reach huggingface.co while judged offline"),
         ("downloads for weights", "raised", "tried to reach huggingface.co while judged offline (RuntimeError: We"),
         ("downloads in vain", "ok", ""),
-        ("resolves", "raised", "Unreachable: tried to reach pypi.org while judged offline"),
+        ("resolves", "raised", "Unreachable: tried to reach example.org while judged offline"),
         ("sends", "raised", "Unreachable: tried to reach 8.8.8.8 while judged offline"),
         ("insists", "timeout", "no answer within 2 s; it tried to reach huggingface.co while judged offline"),
         ("stays", "ok", ""),

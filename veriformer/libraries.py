@@ -15,9 +15,10 @@ from dataclasses import dataclass
 class Library:
     """A library as the compatibility matrix knows it.
 
-    name: its registered name. title: what its makers call it. packages: import names that must be found. extra:
-    `pip install veriformer[extra]` provides it, perhaps several. variants: those of the registered name that are to be
-    judged; empty: all. apart: why it needs an environment of its own; empty: it does not.
+    name: its registered name. title: what its makers call it. packages: import names that must be found. extra: `pip
+    install veriformer[extra]` provides it, perhaps several. variants: those of the registered name that are to be
+    judged; empty: all. dtypes: those that it is judged in; empty: all that it claims. apart: why it needs an
+    environment of its own; empty: it does not.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Library:
     packages: tuple[str, ...]
     extra: str
     variants: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
     apart: str = ""
 
     @property
@@ -78,7 +80,7 @@ LIBRARIES = (
     Library("onnx", "ONNX reference evaluator", ("onnx",), "onnx"),
     Library("onnxruntime", "ONNX Runtime", ("onnxruntime", "onnx"), "onnx"),
     Library("jax", "JAX", ("jax",), "jax"),
-    Library("flax", "Flax", ("flax", "jax"), "flax"),
+    Library("flax", "Flax", ("flax", "jax"), "flax", dtypes=("float32", "bfloat16")),
     Library("equinox", "Equinox", ("equinox", "jax"), "equinox"),
     Library("optax", "Optax", ("optax", "jax"), "optax"),
     Library("keras_torch", "Keras on PyTorch", ("keras", "torch"), "keras,torch"),
@@ -89,6 +91,7 @@ LIBRARIES = (
         "keras,jax",
         # options that are Keras's own are crossed on PyTorch, where no shape is compiled
         variants=("functions", "layers", "axes", "sparse", "optimizer", "attention", "heads", "grouped"),
+        dtypes=("float32",),
     ),
     Library("mlx", "MLX", ("mlx",), "mlx"),
     Library("openvino", "OpenVINO", ("openvino",), "openvino"),

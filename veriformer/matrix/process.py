@@ -90,7 +90,15 @@ def judge(unit: Unit, way: Way, folder: Path, stop: threading.Event, fresh: bool
 
 def key_of(unit: Unit, way: Way) -> str:
     """What a kept report must agree with: the adapter's text, laws and suite, what is installed, what was asked."""
-    asked = (unit.target, unit.operations, way.effort_for(unit), way.seed, way.dtypes, way.laws, way.max_time)
+    asked = (
+        unit.target,
+        unit.operations,
+        way.effort_for(unit),
+        way.seed,
+        way.dtypes or unit.dtypes,
+        way.laws,
+        way.max_time,
+    )
     said = [suite(), sys.version, repr(versions_of(BENEATH)), repr(asked), *_texts(unit.module)]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
@@ -158,7 +166,7 @@ def _words(unit: Unit, way: Way, folder: Path, place: Path) -> list[str]:
     words += ["--seed", str(way.seed), "--json", str(place), "--output", str(folder / _file(unit, way))]
     words += [] if way.max_time is None else ["--max-time", str(way.max_time)]
     laws = way.laws or (unit.operations if unit.part else ())
-    for flag, values in (("--dtype", way.dtypes), ("--law", laws)):
+    for flag, values in (("--dtype", way.dtypes or unit.dtypes), ("--law", laws)):
         words += [word for value in values for word in (flag, value)]
     return words
 

@@ -20,7 +20,8 @@ class Unit:
 
     library: its registered name. module: the adapter. variant: empty where the module has none. operations: those
     that are judged together. part: a word for them where the variant's others are judged apart. most: the
-    largest effort that is made here, below ci where pinned cases must do (see `units_of` and `halves`).
+    largest effort that is made here, below ci where pinned cases must do (see `units_of` and `halves`). dtypes: of
+    the library; empty: all that are claimed.
     """
 
     library: str
@@ -29,6 +30,7 @@ class Unit:
     operations: tuple[str, ...]
     part: str = ""
     most: str = "deep"
+    dtypes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -127,4 +129,4 @@ def _described(target: str) -> list[Description]:
 def _unit(library: Library, description: Description) -> Unit:
     module, expression = next(iter(description.places.values()))
     variant = description.name.rpartition(":")[2] if expression.startswith("VARIANTS") else ""
-    return Unit(library.name, module, variant, tuple(description.plans))
+    return Unit(library.name, module, variant, tuple(description.plans), dtypes=library.dtypes)
