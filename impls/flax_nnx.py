@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -230,16 +231,31 @@ class Decoder:
         )
 
 
-def _decoder(causal: bool) -> Callable[..., Decoder]:
-    def decoder_lm(
-        params: Params, *, heads: int, norm: str = "pre", alpha: float = 1.0, max_length: int | None = None
-    ) -> Decoder:
-        """The model of these weights, without positions.
+def _weights(dtype: Any) -> Params:
+    """Two layers of width 8 with two heads, eleven tokens: numbers of a fixed seed."""
+    rng = np.random.default_rng(0)
 
-        params: decoder_lm
-        Raises ValueError for values of another width than the keys.
+    def draw(*shape: int) -> Array:
+        return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[0]), dtype)
+
+    def norm() -> Params:
+        return {"weight": 1 + draw(8), "bias": draw(8)}
+
+    def layer() -> Params:
+        attention = {name: 1.5 * draw(8, 8) for name in ("wq", "wk", "wv", "wo")}
+        inner = {"w1": draw(8, 16), "b1": draw(16), "w2": draw(16, 8), "b2": draw(8)}
+        return {"attention": attention, "norm1": norm(), "feed_forward": inner, "norm2": norm()}
+
+    return {"embedding": 3 * draw(11, 8), "layers": [layer(), layer()], "norm": norm()}
+
+
+def _decoder(causal: bool) -> Callable[..., Decoder]:
+    def decoder_lm(dtype: Any = "float32") -> Decoder:
+        """A model with weights of its own and without positions, whose steps are held against its whole.
+
+        dtype: of the weights.
         """
-        return Decoder(params, heads, norm, alpha, max_length, causal)
+        return Decoder(_weights(dtype), 2, "pre", 1.0, _CAPACITY, causal)
 
     return decoder_lm
 
@@ -280,9 +296,11 @@ _SOWN = replace(_EACH, layout="BTHD", causal_alignment="top_left", empty_row="me
 _ATTENTION = replace(_SOWN, value_width="equal", intermediate={"float64": "float32"}, accumulate={"float64": "float32"})
 _SOWN_HEADS = replace(_EACH, causal_alignment="top_left", value_width="equal", empty_row="mean")
 _HEADS = replace(_SOWN_HEADS, intermediate={"float64": "float32"}, accumulate={"float64": "float32"})
-_DECODER = replace(_EACH, value_width="equal", cache="persistent", chunked_steps=False, checks_capacity=False)
+_DECODER = replace(_EACH, cache="persistent", chunked_steps=False, checks_capacity=False)
 CAPABILITIES = {
     **{variant: {operation: _EACH for operation in functions} for variant, functions in VARIANTS.items()},
+    # the gradient of the table is a scatter that adds in its own dtype
+    "nnx": {**dict.fromkeys(VARIANTS["nnx"], _EACH), "embedding": replace(_EACH, accumulate="storage")},
     "nnx_attention": {"attention": _ATTENTION},
     "nnx_attention_weights": {"attention": _SOWN},
     "nnx_heads": {"multi_head_attention": _HEADS},
@@ -323,26 +341,30 @@ _FAST = [
     )
     for dtype, law, case in _LARGE_MEAN
 ]
-_UNIT = [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
-_TWO_TOKENS = {
-    "tokens": [[1, 0]],
-    "heads": 1,
-    "params.embedding": _UNIT[:2],
-    "params.layers.0.norm1.weight": [1.0] * 4,
-    "params.layers.0.norm2.weight": [0.0] * 4,
-    "params.layers.0.feed_forward.w1": [[0.0]] * 4,
-    "params.layers.0.feed_forward.w2": [[0.0] * 4],
-    **{f"params.layers.0.attention.{name}": _UNIT for name in ("wq", "wk", "wv", "wo")},
-}
 _FIRST_KEY_ALONE = [
     Expected(
         f"decoder_lm/{law}",
         reason="is_causal lays a triangle of one row over the whole cache, of which only the first key stays visible",
         link="https://github.com/google/flax/issues/5591",
-        case=_TWO_TOKENS,
-        where="T > 1",
+        case={"tokens": [[2, 0, 1, 3]]},
         variants=("nnx_decoder_causal",),
     )
-    for law in ("cache-changes-nothing", "new-cache-is-empty", "sessions-do-not-interact", "equals-the-reference")
+    for law in ("cache-changes-nothing", "new-cache-is-empty", "any-walk-equals-full")
 ]
-EXPECTED = [*_FAST, *_FIRST_KEY_ALONE]
+_NO_SUCH_PRODUCT = [
+    Expected(
+        f"attention/{law}",
+        reason="the CPU has no such product of matrices, which only shows when all is compiled; eagerly it has one",
+        link="reports/findings/jax_attention_half_under_jit.py",
+        case={"q": [[[[1.0]]]], "k": [[[[1.0]] * 2]], "v": [[[[1.0]] * 2]], **words},
+        when={"dtype": dtype, "device": "cpu"},
+        kind=kind,
+        variants=("nnx_attention",),
+    )
+    for law, dtype, kind, words in (
+        ("returns-an-array", "float16", "raised", {}),
+        ("hidden-equals-deleted", "bfloat16", "refused", {"mask": [[[[True, False]]]]}),
+        ("leading-keys-hidden", "bfloat16", "refused", {}),
+    )
+]
+EXPECTED = [*_FAST, *_NO_SUCH_PRODUCT, *_FIRST_KEY_ALONE]

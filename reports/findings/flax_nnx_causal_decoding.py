@@ -1,8 +1,7 @@
 """MultiHeadAttention of nnx, decoding with is_causal=True, sees the first token of its cache and no other.
 
 Library: flax 0.12.8
-Law: decoder_lm/equals-the-reference, decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty,
-decoder_lm/sessions-do-not-interact, decoder_lm/any-walk-equals-full
+Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/any-walk-equals-full
 Where: flax:nnx_decoder_causal
 Input: one head of width 2, two tokens fed one by one with decode=True and is_causal=True
 Got: the second output is that of attending to the first token alone: a triangle [1, length] is laid over the cache

@@ -3,7 +3,7 @@
 Library: jax 0.10.2
 Law: attention/returns-an-array, attention/a-single-key-takes-the-whole-cotangent, attention/hidden-equals-deleted,
 attention/leading-keys-hidden
-Where: jax:attention, jax:attention_xla
+Where: jax:attention, jax:attention_xla, flax:nnx_attention
 Input: query, key and value of ones, [1, 2, 1, 2] in float16 and [1, 1, 1, 1] in bfloat16, under jax.jit on the CPU
 Got: "The precision 'F16_F16_F32' is not supported by dot_general on CPU"; "Algorithm not supported by the
 ElementalIrEmitter: ALG_DOT_BF16_BF16_F32"
