@@ -199,7 +199,8 @@ _SLOW, _FAST = ("attend", "attend_told", "attend_onnxable"), ("attend_flash",)
 
 
 def _known(laws: str, case: dict[str, Any], where: str, reason: str, finding: str, **more: Any) -> list[Expected]:
-    return [Expected(law, reason=reason, link=finding, case=case, where=where, **more) for law in laws.split()]
+    said = {"reason": reason, "link": finding, "case": case, "where": where, **more}
+    return [Expected(law, spreads=law == "attention/equals-the-reference", **said) for law in laws.split()]
 
 
 EXPECTED = [
@@ -247,7 +248,8 @@ EXPECTED = [
         variants=_FAST,
     ),
     *_known(
-        "attention/value-gradients-sum-to-the-cotangents attention/empty-rows-pass-nothing-on",
+        "attention/value-gradients-sum-to-the-cotangents attention/empty-rows-pass-nothing-on "
+        "attention/gradient-is-finite attention/gradient-equals-the-reference",
         _NOTHING_SEEN,
         "mask or causal",
         "-finfo(float64).max is -inf in the softmax, which is in float32: NaN for a row that sees nothing",

@@ -2,6 +2,7 @@
 
 Library: x-transformers 2.31.10
 Law: attention/value-gradients-sum-to-the-cotangents, attention/empty-rows-pass-nothing-on,
+attention/gradient-is-finite, attention/gradient-equals-the-reference,
 multi_head_attention/gradient-ignores-unused-empty-rows, decoder_lm/left-padding-changes-nothing
 Where: x_transformers:attend*, x_transformers:decoder*
 Input: Attend()(q, k, v, mask=False) in float64, one query, one key; and the gradient of v
