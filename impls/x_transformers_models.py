@@ -2,8 +2,8 @@
 
 A cache is what return_intermediates gives. A step is fed the whole prefix and told by cache_age how much of it is new;
 "decoder_new_only" is fed the new tokens alone (input_not_include_cache). Masks are those of all keys (of new_only
-self_attn_kv_mask), positions those of all keys too (of new_only, the new ones); relative biases take none. It has no
-crop and no reordering; a limit only where positions are learned.
+self_attn_kv_mask), positions those of all keys too (of new_only, the new ones); relative biases, ALiBi and sinusoids
+take none of several rows. It has no crop and no reordering; a limit only where positions are learned.
 Each variant is an option, or one beside flash=True, which must not change the answer. softmax is in float32 whatever
 the tensors are. Every weight is moved at random, since many begin where they have no effect.
 """
@@ -103,8 +103,9 @@ def _make(
             network = TransformerWrapper(num_tokens=TOKENS, max_seq_len=LENGTH, attn_layers=layers, **wrapper or {})
         for parameter in network.parameters():
             parameter.data += 0.2 * torch.randn_like(parameter)
-        learned = not layers.disable_abs_pos_emb and not (wrapper or {}).get("scaled_sinu_pos_emb")
-        kind = Unplaced if options.get("rel_pos_bias") else Model
+        sinusoidal = (wrapper or {}).get("scaled_sinu_pos_emb", False)
+        learned = not layers.disable_abs_pos_emb and not sinusoidal
+        kind = Unplaced if sinusoidal or options.get("rel_pos_bias") or options.get("alibi_pos_bias") else Model
         return kind(network, learned, window, new_only)
 
     decoder_lm.__qualname__ = f"decoder_lm[{name}]"
