@@ -254,6 +254,19 @@ EXPECTED = [
     *_known(
         _STASH,
         _STASHED,
+        "float16",
+        {
+            "layer_norm/layout-changes-nothing": {
+                "x": [[0.0, 0.0, 0.0], [1000.0, 1000.5, 998.5]],
+                "weight": [0.0, 0.0, 1.0],
+                "bias": [0.0] * 3,
+            }
+        },
+        ("default",),
+    ),
+    *_known(
+        _STASH,
+        _STASHED,
         "bfloat16",
         {
             "layer_norm/equals-the-reference": {

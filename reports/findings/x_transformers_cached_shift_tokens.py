@@ -2,7 +2,8 @@
 
 Library: x-transformers 2.31.10
 Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/sessions-do-not-interact,
-decoder_lm/any-walk-equals-full
+decoder_lm/any-walk-equals-full, decoder_lm/left-padding-changes-nothing, decoder_lm/defaults-may-be-said,
+decoder_lm/masked-tokens-have-no-influence
 Where: x_transformers:decoder_shift_tokens
 Input: TransformerWrapper around Decoder(shift_tokens=1); can_cache_kv is True; a token after three
 Got: other logits than without the cache
