@@ -1,7 +1,8 @@
 """MultiHeadAttention of nnx, decoding with is_causal=True, sees the first token of its cache and no other.
 
 Library: flax 0.12.8
-Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/any-walk-equals-full
+Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/any-walk-equals-full,
+decoder_lm/sessions-do-not-interact
 Where: flax:nnx_decoder_causal
 Input: one head of width 2, two tokens fed one by one with decode=True and is_causal=True
 Got: the second output is that of attending to the first token alone: a triangle [1, length] is laid over the cache
