@@ -1,7 +1,8 @@
 """The reference evaluator's norms square in the input's dtype, though stash_type=1 asks for float32.
 
 Library: onnx 1.23.2
-Law: layer_norm/equals-the-reference, layer_norm/layout-changes-nothing, layer_norm/*, rms_norm/equals-the-reference, rms_norm/*
+Law: layer_norm/equals-the-reference, layer_norm/layout-changes-nothing, layer_norm/*, rms_norm/equals-the-reference,
+rms_norm/*
 Where: onnx:default
 Input: RMSNormalization of float16 [[1000]], weight [1]
 Got: [[0]]

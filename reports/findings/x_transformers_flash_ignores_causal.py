@@ -1,7 +1,7 @@
 """With flash=True, Attend and Attention do not look at causal= given to a call.
 
 Library: x-transformers 2.31.10
-Law: attention/equals-the-reference, attention/future-has-no-influence, attention/masks-combine,
+Law: attention/*, attention/equals-the-reference, attention/future-has-no-influence, attention/masks-combine,
 attention/single-visible-key-gives-its-value, attention/gradient-of-hidden-keys-is-zero,
 attention/hidden-equals-deleted, attention/hidden-content-has-no-influence, attention/zero-scale-averages,
 attention/output-lies-between-the-values, attention/gradient-equals-the-reference,
