@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import traceback
 import zlib
@@ -128,9 +129,13 @@ class Item:
 
     def __post_init__(self) -> None:
         self.domain: Domain = self.implementation.domain(self.law.operation, self.dtype)
-        about = self.implementation.description
         self.masking: Expected | None = None
-        self.known = known_of(self.law, about.expected, self.dtype, about.versions)
+
+    @functools.cached_property
+    def known(self) -> Known:
+        """What is known of it; not looked up for items that are only counted."""
+        about = self.implementation.description
+        return known_of(self.law, about.expected, self.dtype, about.versions)
 
     @property
     def id(self) -> str:
