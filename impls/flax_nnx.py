@@ -346,25 +346,38 @@ _FIRST_KEY_ALONE = [
         f"decoder_lm/{law}",
         reason="is_causal lays a triangle of one row over the whole cache, of which only the first key stays visible",
         link="https://github.com/google/flax/issues/5591",
-        case={"tokens": [[2, 0, 1, 3]]},
+        case={"tokens": tokens},
         variants=("nnx_decoder_causal",),
     )
-    for law in ("cache-changes-nothing", "new-cache-is-empty", "any-walk-equals-full")
+    for law, tokens in (
+        ("cache-changes-nothing", [[2, 0, 1, 3]]),
+        ("new-cache-is-empty", [[2, 0, 1, 3]]),
+        ("any-walk-equals-full", [[2, 0, 1, 3]]),
+        ("sessions-do-not-interact", [[1, 0]]),
+    )
 ]
+_SCALARS = {"q": [[[[1.0]]]], "k": [[[[1.0]] * 2]], "v": [[[[1.0]] * 2]]}
+_SMALL_HEADS = {
+    "x": [[[1.0]]], "memory": [[[1.0]] * 2], "heads": 1,
+    **{f"params.{name}": [[1.0]] for name in ("wq", "wk", "wv", "wo")},
+}  # fmt: skip
 _NO_SUCH_PRODUCT = [
     Expected(
-        f"attention/{law}",
+        law,
         reason="the CPU has no such product of matrices, which only shows when all is compiled; eagerly it has one",
         link="reports/findings/jax_attention_half_under_jit.py",
-        case={"q": [[[[1.0]]]], "k": [[[[1.0]] * 2]], "v": [[[[1.0]] * 2]], **words},
+        case=case,
         when={"dtype": dtype, "device": "cpu"},
         kind=kind,
-        variants=("nnx_attention",),
+        variants=("nnx_attention", "nnx_heads"),
     )
-    for law, dtype, kind, words in (
-        ("returns-an-array", "float16", "raised", {}),
-        ("hidden-equals-deleted", "bfloat16", "refused", {"mask": [[[[True, False]]]]}),
-        ("leading-keys-hidden", "bfloat16", "refused", {}),
+    for law, dtype, kind, case in (
+        ("attention/returns-an-array", "float16", "raised", _SCALARS),
+        ("multi_head_attention/returns-an-array", "float16", "raised", _SMALL_HEADS),
+        ("attention/hidden-equals-deleted", "bfloat16", "refused", {**_SCALARS, "mask": [[[[True, False]]]]}),
+        ("attention/leading-keys-hidden", "bfloat16", "refused", _SCALARS),
+        ("multi_head_attention/gradient-is-linear-in-the-cotangent", "bfloat16", "refused", _SMALL_HEADS),
+        ("multi_head_attention/hidden-rows-may-be-deleted", "bfloat16", "refused", _SMALL_HEADS),
     )
 ]
 EXPECTED = [*_FAST, *_NO_SUCH_PRODUCT, *_FIRST_KEY_ALONE]

@@ -124,6 +124,7 @@ _ATTENTION = replace(
     # on torch a large number is taken off, of which float16 has none that hides how the logits differ
     empty_row="undefined" if FRAMEWORK == "torch" else "mean",
     mask_with_bias=FRAMEWORK == "jax",
+    causal_with_mask=FRAMEWORK == "jax",
     nonpositive_scale=True,
     infinite_bias=True,
 )

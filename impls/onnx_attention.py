@@ -218,7 +218,7 @@ CAPABILITIES: dict[str, dict[str, Capabilities]] = {
     "attention": {"attention": _ATTENTION, "rotary_embedding": _ALL},
     "packed": {"attention": _ATTENTION, "rotary_embedding": _ALL},
     "scores": {"attention": _ATTENTION},
-    "past": {"attention": _BOTTOM},
+    "past": {"attention": replace(_BOTTOM, more_queries_than_keys="unless_causal")},
     "lengths": {"attention": _BOTTOM, "cached_attention": _SCALED},
     "interleaved": {"rotary_embedding": _TURNED},
     "interleaved_packed": {"rotary_embedding": _TURNED},

@@ -225,7 +225,9 @@ _EXPORTED = {
 }
 CAPABILITIES: dict[str, dict[str, Capabilities]] = {
     "multi_head": {"attention": replace(_SINGLE, grouped_heads=False, causal_alignment="top_left")},
-    "grouped": {"attention": replace(_SINGLE, value_width="equal", widths=(8, 16, 32, 64))},
+    "grouped": {
+        "attention": replace(_SINGLE, value_width="equal", widths=(8, 16, 32, 64), more_queries_than_keys="never")
+    },
     "exported": _EXPORTED,
     "exported_optimised": _EXPORTED,
 }

@@ -314,7 +314,7 @@ CAPABILITIES: dict[str, dict[str, Capabilities]] = {
     },
     "packed": {"attention": _ATTENTION, "rotary_embedding": _SINGLE},
     "scores": {"attention": _ATTENTION, "cross_entropy": _ALL},
-    "past": {"attention": _BOTTOM},
+    "past": {"attention": replace(_BOTTOM, more_queries_than_keys="unless_causal")},
     "lengths": {"attention": _BOTTOM, "cached_attention": _SCALED},
     "interleaved": {"rotary_embedding": _TURNED},
     "interleaved_packed": {"rotary_embedding": _TURNED},

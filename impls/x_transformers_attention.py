@@ -2,7 +2,7 @@
 
 True in masks may attend; the triangle begins at the bottom right. Of fewer key heads than query heads, query head h
 takes number h mod G, not h div (H/G): the adapter puts the query heads in that order, and the outputs back. Scores are
-capped after the bias, so that both together are refused. Weights have no biases. rotary pairs are (2j, 2j + 1), ALiBi
+capped after the bias, so that no variant takes both. Weights have no biases. rotary pairs are (2j, 2j + 1), ALiBi
 is -m |distance|. softmax, rotary angles and slopes are in float32 whatever the tensors are.
 "attend_told" and "attend_flash_told" say at the call whether they are causal, the others when they are made.
 """
@@ -34,8 +34,8 @@ FRAMEWORK = "torch"
 DISTRIBUTIONS = ("x-transformers", "torch")
 
 
-def _attention(name: str, *, told: bool = False, **options: bool) -> Callable[..., Tensor]:
-    def attention(
+def _attention(name: str, *, told: bool = False, capped: bool = False, **options: bool) -> Callable[..., Tensor]:
+    def whole(
         q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None,
         causal: bool = False, scale: float | None = None, softcap: float | None = None, sink: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
@@ -44,10 +44,7 @@ def _attention(name: str, *, told: bool = False, **options: bool) -> Callable[..
         q[B,H,Tq,D], k[B,G,Tk,D], v[B,G,Tk,Dv] -> [B,H,Tq,Dv]
         softmax(q k^T scale + bias) v over the keys a row may see; query i sits at i + Tk - Tq
         Source: x_transformers.attend. A row that the mask leaves empty gives 0.
-        Raises ValueError for bias with softcap, AssertionError for softcap or sink beside flash.
         """
-        if softcap is not None and bias is not None:
-            raise ValueError("softcap and bias: x-transformers caps after the bias is added; pass one of them")
         made = Attend(
             heads=q.shape[1], causal=causal and not told, scale=scale, head_learned_sink=sink is not None,
             softclamp_logits=softcap is not None, logit_softclamp_value=softcap or 1.0, **options,
@@ -59,14 +56,26 @@ def _attention(name: str, *, told: bool = False, **options: bool) -> Callable[..
         out: Tensor = torch.func.functional_call(made, weights, (_dealt(q, 1, groups), k, v), said)[0]
         return out.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
 
-    def without_flash_refusals(
+    def flash_attention(
         q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None,
         causal: bool = False, scale: float | None = None,
     ) -> Tensor:  # fmt: skip
-        return attention(q, k, v, mask=mask, bias=bias, causal=causal, scale=scale)
+        return whole(q, k, v, mask=mask, bias=bias, causal=causal, scale=scale)
 
-    chosen = without_flash_refusals if options.get("flash") else attention
-    chosen.__doc__, chosen.__qualname__ = attention.__doc__, f"attention[{name}]"
+    def capped_attention(
+        q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        scale: float | None = None, softcap: float | None = None, sink: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return whole(q, k, v, mask=mask, causal=causal, scale=scale, softcap=softcap, sink=sink)
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None,
+        causal: bool = False, scale: float | None = None, sink: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return whole(q, k, v, mask=mask, bias=bias, causal=causal, scale=scale, sink=sink)
+
+    chosen = flash_attention if options.get("flash") else capped_attention if capped else attention
+    chosen.__doc__, chosen.__qualname__ = whole.__doc__, f"attention[{name}]"
     return chosen
 
 
@@ -164,6 +173,7 @@ VARIANTS: dict[str, dict[str, Callable[..., Tensor]]] = {
         "attention": _attention("attend_flash", flash=True),
         "multi_head_attention": _multi_head("attend_flash", True),
     },
+    "attend_capped": {"attention": _attention("attend_capped", capped=True)},
     "attend_told": {"attention": _attention("attend_told", told=True)},
     "attend_flash_told": {"attention": _attention("attend_flash_told", told=True, flash=True)},
     "attend_onnxable": {"attention": _attention("attend_onnxable", onnxable=True)},
@@ -179,6 +189,7 @@ CAPABILITIES = {
         "multi_head_attention": replace(_MODULE, **_SINGLE),
     },
     "attend_flash": {"attention": _FLASH, "multi_head_attention": _MODULE},
+    "attend_capped": {"attention": _WIDE},
     "attend_told": {"attention": _WIDE},
     "attend_flash_told": {"attention": _FLASH},
     "attend_onnxable": {"attention": _WIDE},
@@ -195,7 +206,7 @@ _MORE_ROWS = {
 _NOTHING_SEEN = {"q": [[[[0.0]]]], "k": [[[[0.0]]]], "v": [[[[1.0]]]], "mask": [[[[False]]]]}
 _NO_ROW_SEEN = {**_MORE_ROWS, "x": [[[0.0]]], "causal": False, "mask": [[[[False]]]]}
 _SQUARE = {"q": [[[[0.0], [0.0]]]], "k": [[[[0.0], [0.0]]]], "v": [[[[0.0], [1.0]]]], "causal": True}
-_SLOW, _FAST = ("attend", "attend_told", "attend_onnxable"), ("attend_flash",)
+_SLOW, _FAST = ("attend", "attend_capped", "attend_told", "attend_onnxable"), ("attend_flash",)
 
 
 def _known(laws: str, case: dict[str, Any], where: str, reason: str, finding: str, **more: Any) -> list[Expected]:

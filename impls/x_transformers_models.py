@@ -181,6 +181,11 @@ EXPECTED = [
         case={"tokens": [[2, 0, 1], [1, 4, 0]]},
     ),
     *_known(
+        "decoder_data_dependent_alibi", ("masked-tokens-have-no-influence",), _FORGETS,
+        "reports/findings/x_transformers_cached_forgetting_alibi.py", when={"dtype": "float64"}, kind="refused",
+        where="",
+    ),
+    *_known(
         "decoder_shift_tokens", _STEPS, _UNSHIFTED, "reports/findings/x_transformers_cached_shift_tokens.py",
     ),
     *_known(

@@ -121,7 +121,8 @@ def flags_for(domain: Domain, wish: Wish) -> list[tuple[str, ...]]:
     if wish.hidden:
         kept = [c for c in kept if {"causal", "mask", "window"} & set(c)]
     if wish.some_empty:
-        kept = [c for c in kept if "mask" in c or "causal" in c and caps.causal_alignment == "bottom_right"]
+        longer = caps.causal_alignment == "bottom_right" and domain.longer(causal=True)
+        kept = [c for c in kept if "mask" in c or "causal" in c and longer]
     return sorted(kept, key=len)
 
 

@@ -111,6 +111,8 @@ def packed_case(domain: Domain, row: Any, flags: Flags, fills: Sequence[str], se
         pairs = [[max(pair)] * 2 for pair in pairs]
     if not empty and alignment == "bottom_right" and {"causal", "window"} & set(flags):
         pairs = [sorted(pair) for pair in pairs]
+    if not domain.longer("causal" in flags):
+        pairs = [sorted(pair) for pair in pairs]
     if "vacant" in flags:
         pairs.insert(seed // 3 % (len(pairs) + 1), [(0, 0), (0, 2), (2, 0)][seed % 3])
     q_offsets, k_offsets = (np.concatenate([[0], np.cumsum(side)]) for side in zip(*pairs, strict=True))

@@ -134,7 +134,7 @@ def rows_without_cotangent_pass_nothing_on(attention: Subject, case: Case, pick:
     "attention",
     case=attention_cases(some_empty=True),
     kind="gradient",
-    needs={"gradients", "causal or mask", "sink or zero rows"},
+    needs={"empty rows", "gradients", "sink or zero rows"},
     source="P55",
     relative=False,
     changes=("empty_row",),

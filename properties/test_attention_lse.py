@@ -76,7 +76,7 @@ def out_equals_attention(attention_with_lse: Subject, attention: Subject, case: 
 @law(
     "attention_with_lse",
     case=attention_cases(some_empty=True),
-    needs={"causal or mask"},
+    needs={"empty rows"},
     source="P55",
     relative=False,
     kills=("attention_with_lse.py:lse_zero_on_empty_rows", "attention_with_lse.py:lse_nan_on_empty_rows"),

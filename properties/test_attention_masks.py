@@ -199,7 +199,7 @@ def wide_window_changes_nothing(attention: Subject, case: Case, spare: int) -> N
 @law(
     "attention",
     case=attention_cases(some_empty=True),
-    needs={"causal or mask"},
+    needs={"empty rows"},
     source="P55",
     relative=False,
     changes=("empty_row",),

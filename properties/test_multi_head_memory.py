@@ -143,7 +143,7 @@ def all_true_mask_changes_nothing(multi_head: Subject, case: Case) -> None:
     "multi_head_attention",
     case=multi_head_attention_cases(hidden=True),
     pick=PICKS,
-    needs={"causal or mask"},
+    needs={"empty rows"},
     source="P54",
     relative=False,
     changes=("leak",),
@@ -192,7 +192,7 @@ def hidden_rows_may_be_deleted(multi_head: Subject, case: Case, pick: int) -> No
 @law(
     "multi_head_attention",
     case=multi_head_attention_cases(some_empty=True, families=PLAIN),
-    needs={"causal or mask", "zero rows or nan rows"},
+    needs={"empty rows", "zero rows or nan rows"},
     source="P55",
     relative=False,
     changes=("empty_row",),

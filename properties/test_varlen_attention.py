@@ -245,19 +245,17 @@ def one_sequence_is_attention(varlen: Subject, attention: Subject, case: Case, p
 @law(
     "varlen_attention",
     case=varlen_attention_cases(causal=True, empty=True, window=False),
-    needs={"causal"},
+    needs={"causal", "empty rows", "zero rows"},
     source="P55",
     relative=False,
     kills=(FILE + "empty_row_nan",),
 )
 def empty_row_gives_zeros(varlen: Subject, case: Case) -> None:
     """More queries than keys: the leading rows of the sequence see nothing and give 0."""
-    caps = varlen.capabilities
-    if caps.causal_alignment == "bottom_right" and caps.empty_row == "zeros":
-        spans = [(rows_of(case, b), keys_of(case, b)[:1]) for b in range(sequences(case))]
-        longer = gathered(case, [rows for rows, _ in spans], [keys for _, keys in spans])
-        blank = ~np.concatenate([shown.any(-1) for shown in seen_in_sequences(longer, varlen.domain)])
-        expect_close(varlen(longer)[blank], 0.0, 0.0, what="a row that sees nothing gives")
+    spans = [(rows_of(case, b), keys_of(case, b)[:1]) for b in range(sequences(case))]
+    longer = gathered(case, [rows for rows, _ in spans], [keys for _, keys in spans])
+    blank = ~np.concatenate([shown.any(-1) for shown in seen_in_sequences(longer, varlen.domain)])
+    expect_close(varlen(longer)[blank], 0.0, 0.0, what="a row that sees nothing gives")
 
 
 @law(

@@ -11,6 +11,7 @@ import pytest
 from toys import Everything, faulty, faulty_files, implementation
 
 from veriformer.boundary import Outcome, Request
+from veriformer.case import Case
 from veriformer.catalogue import all_laws
 from veriformer.checking import RED, in_process
 from veriformer.declarations import Capabilities
@@ -162,3 +163,37 @@ def test_a_law_of_rows_of_zeros_is_left_out_where_none_are(rule: Any, wanted: li
     (law,) = (one for one in all_laws() if one.id == "attention/empty-rows-pass-nothing-on")
     accepts, able = frozenset({"causal", "mask"}), Capabilities(empty_row=rule)
     assert law.missing(Domain("attention", "float32", accepts, able, vjp=True)) == wanted
+
+
+LONGER: dict[str, Callable[[Case], bool]] = {
+    "attention": lambda case: case.size("Tq") > case.size("Tk"),
+    "attention_with_lse": lambda case: case.size("Tq") > case.size("Tk"),
+    "multi_head_attention": lambda case: case["x"].shape[1] > case["memory"].shape[1],
+    "varlen_attention": lambda case: bool((np.diff(case["q_offsets"]) > np.diff(case["k_offsets"])).any()),
+}
+"""Whether a case has more queries than keys."""
+
+
+@pytest.mark.parametrize("operation", LONGER)
+def test_more_queries_than_keys_are_not_asked_for_where_they_are_not_accepted(operation: str) -> None:
+    found = {}
+    for rule in ("always", "unless_causal", "never"):
+        accepts = frozenset(OPERATIONS[operation].keywords)
+        domain = Domain(operation, "float32", accepts, Capabilities(more_queries_than_keys=rule), vjp=True)
+        laws = [law for law in all_laws() if law.operation == operation and not law.missing(domain)]
+        cases = [case for law in laws for case, *_ in law.pinned(domain)]
+        found[rule] = {bool(case["causal"]) for case in cases if LONGER[operation](case)}
+    assert found == {"always": {False, True}, "unless_causal": {False}, "never": set()}
+
+
+def test_a_law_of_empty_rows_is_left_out_where_there_can_be_none() -> None:
+    (law,) = (one for one in all_laws() if one.id == "attention/empty-row-is-as-declared")
+    for accepts, rule, wanted in (
+        ({"causal"}, "always", []),
+        ({"causal"}, "unless_causal", ["empty rows"]),
+        ({"causal", "mask"}, "never", []),
+        ({"mask"}, "always", []),
+        (set(), "always", ["empty rows"]),
+    ):
+        able = Capabilities(more_queries_than_keys=rule)
+        assert law.missing(Domain("attention", "float32", frozenset(accepts), able)) == wanted

@@ -51,6 +51,9 @@ class Capabilities:
     causal_alignment: str = _choice(
         "bottom_right", ("bottom_right", "top_left", "square"), "position of query 0; square: only Tq = Tk is accepted"
     )
+    more_queries_than_keys: str = _choice(
+        "always", ("always", "unless_causal", "never"), "when more queries than keys are accepted"
+    )
     causal_with_mask: bool = _choice(True, (True, False), "causal and mask (or bias) may be given together")
     mask_with_bias: bool = _choice(True, (True, False), "mask and bias may be given together")
     empty_row: Any = _choice(

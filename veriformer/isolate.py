@@ -77,7 +77,7 @@ class Remote:
         self.target, self.options, self.offline = target, options, offline
         self.patience, self.hung, self.slowest = patience, False, 0.0
         self.import_patience = IMPORT_PATIENCE if import_patience is None else import_patience
-        self.notes = tempfile.TemporaryFile("a+b", buffering=0)
+        self.notes, self.read = tempfile.TemporaryFile("a+b", buffering=0), 0
         self._begin()
 
     def _begin(self) -> None:
@@ -156,7 +156,7 @@ class Remote:
         except (EOFError, OSError, pickle.UnpicklingError):
             return Outcome("crash", f"the process ended: {self._reap()}{self._noted()}")
         if self.offline:
-            self.notes.truncate(0)  # what a call got over is no part of a later one's trouble
+            self.read = self._written()  # what a call got over is no part of a later one's trouble
         if outcome.kind == "crash":  # the device works no more for this process
             self._kill()
         self.slowest = max(self.slowest, outcome.seconds)
@@ -206,10 +206,13 @@ class Remote:
 
     def _noted(self) -> str:
         """What a target that was judged offline tried to reach, as far as it was not said yet."""
-        self.notes.seek(0)
-        lines = self.notes.read(1000).decode(errors="replace").splitlines()
-        self.notes.truncate(0)
+        # never truncated: a file that is, while others append to it, may be left with a hole
+        lines = os.pread(self.notes.fileno(), 1000, self.read).decode(errors="replace").splitlines()
+        self.read = self._written()
         return f"; it {lines[0]}" if lines else ""
+
+    def _written(self) -> int:
+        return os.fstat(self.notes.fileno()).st_size
 
     def close(self) -> None:
         """End the worker."""

@@ -67,12 +67,18 @@ class Domain:
             return tuple(layouts)
         return tuple(layout for layout in layouts if layout in ("contiguous", "offset"))
 
+    def longer(self, causal: bool) -> bool:
+        """Whether attention may have more queries than keys."""
+        rule = self.capabilities.more_queries_than_keys
+        return rule == "always" or rule == "unless_causal" and not causal
+
     def provides(self, word: str) -> bool:
         """Whether a keyword, option, extra, "gradients" or "torch" (where one judges) is there, or this is the dtype.
 
-        "zero rows", "nan rows": what rows that may see nothing are, at least for some kind of mask. Of a model: also a
-        method ("crop"), what one takes ("step.mask"), "weights", if it is made of given ones, and "persistent", if its
-        caches are. Of a Universal Transformer: "preset fixed", a dialect.
+        "empty rows": attention may be asked for rows that may see nothing. "zero rows", "nan rows": what these are, at
+        least for some kind of mask. Of a model: also a method ("crop"), what one takes ("step.mask"), "weights", if it
+        is made of given ones, and "persistent", if its caches are. Of a Universal Transformer: "preset fixed", a
+        dialect.
         """
         table = OPERATIONS[self.operation]
         if self.model is not None and (known := self._of_model(self.model, word)) is not None:
@@ -85,6 +91,9 @@ class Domain:
             return word.removeprefix("preset ") in self.capabilities.presets
         if word == "gradients":
             return self.capabilities.gradients and (self.framework in ("torch", "jax") or self.vjp)
+        if word == "empty rows":
+            longer = self.capabilities.causal_alignment == "bottom_right" and self.longer(causal=True)
+            return "mask" in self.accepts or "causal" in self.accepts and longer
         if word in ("zero rows", "nan rows"):
             rule, wanted = self.capabilities.empty_row, {"zero rows": "zeros"}.get(word, "nan")
             return wanted in ((rule,) if isinstance(rule, str) else (*rule.values(), rule.get("default", "zeros")))

@@ -79,10 +79,10 @@ LIBRARIES = (
     Library("x_transformers", "x-transformers", ("x_transformers", "torch"), "x-transformers"),
     Library("onnx", "ONNX reference evaluator", ("onnx",), "onnx"),
     Library("onnxruntime", "ONNX Runtime", ("onnxruntime", "onnx"), "onnx"),
-    Library("jax", "JAX", ("jax",), "jax"),
+    Library("jax", "JAX", ("jax",), "jax", dtypes=("float32", "bfloat16", "float16")),
     Library("flax", "Flax", ("flax", "jax"), "flax", dtypes=("float32", "bfloat16")),
-    Library("equinox", "Equinox", ("equinox", "jax"), "equinox"),
-    Library("optax", "Optax", ("optax", "jax"), "optax"),
+    Library("equinox", "Equinox", ("equinox", "jax"), "equinox", dtypes=("float32", "bfloat16")),
+    Library("optax", "Optax", ("optax", "jax"), "optax", dtypes=("float32", "bfloat16")),
     Library("keras_torch", "Keras on PyTorch", ("keras", "torch"), "keras,torch"),
     Library(
         "keras_jax",

@@ -29,6 +29,8 @@ _ADDRESSED = ("socket.connect", "socket.sendto", "socket.sendmsg")
 _NAMED = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.getnameinfo")
 attempts: list[str] = []
 """What was tried since it was last explained."""
+MANY = 20
+"""Attempts that are noted; one that insists would fill the memory and the disk."""
 
 
 class Unreachable(ConnectionError):
@@ -72,10 +74,12 @@ def _watching(file: int) -> Callable[[str, tuple[Any, ...]], None]:
             return
         if not local(host):
             name = host.decode(errors="replace") if isinstance(host, bytes) else str(host)
-            attempts.append(f"tried to reach {name} while judged offline")
-            with contextlib.suppress(OSError):
-                os.write(file, (attempts[-1] + "\n").encode())
-            raise Unreachable(attempts[-1])
+            tried = f"tried to reach {name} while judged offline"
+            if len(attempts) < MANY:
+                attempts.append(tried)
+                with contextlib.suppress(OSError):
+                    os.write(file, (tried + "\n").encode())
+            raise Unreachable(tried)
 
     return hook
 

@@ -2,8 +2,9 @@
 
 Library: jax 0.10.2
 Law: attention/returns-an-array, attention/a-single-key-takes-the-whole-cotangent, attention/hidden-equals-deleted,
-attention/leading-keys-hidden
-Where: jax:attention, jax:attention_xla, flax:nnx_attention
+attention/leading-keys-hidden, multi_head_attention/returns-an-array,
+multi_head_attention/gradient-is-linear-in-the-cotangent, multi_head_attention/hidden-rows-may-be-deleted
+Where: jax:attention, jax:attention_xla, flax:nnx_attention, flax:nnx_heads
 Input: query, key and value of ones, [1, 2, 1, 2] in float16 and [1, 1, 1, 1] in bfloat16, under jax.jit on the CPU
 Got: "The precision 'F16_F16_F32' is not supported by dot_general on CPU"; "Algorithm not supported by the
 ElementalIrEmitter: ALG_DOT_BF16_BF16_F32"

@@ -3,7 +3,7 @@
 Library: x-transformers 2.31.10
 Law: decoder_lm/cache-changes-nothing, decoder_lm/new-cache-is-empty, decoder_lm/sessions-do-not-interact,
 decoder_lm/any-walk-equals-full, decoder_lm/defaults-may-be-said, decoder_lm/left-padding-changes-nothing,
-decoder_lm/steps-are-taken
+decoder_lm/steps-are-taken, decoder_lm/masked-tokens-have-no-influence
 Where: x_transformers:decoder_data_dependent_alibi
 Input: TransformerWrapper around Decoder(attn_data_dependent_alibi=True); can_cache_kv is True; a token after three
 Got: other logits than without the cache; with cache_age=2 RuntimeError: sizes do not match

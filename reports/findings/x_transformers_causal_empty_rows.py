@@ -2,7 +2,7 @@
 
 Library: x-transformers 2.31.10
 Law: attention/equals-the-reference, attention/*, multi_head_attention/empty-row-is-as-declared
-Where: x_transformers:attend, x_transformers:attend_told, x_transformers:attend_onnxable, x_transformers:attend_flash
+Where: x_transformers:attend, x_transformers:attend_*
 Input: Attend(causal=True), three queries, two keys, values [1, 3], no mask
 Got: first row 2 (the mean of all values, a later one among them); with flash=True rows 1, 2, 2
 Wanted: 0, 1, 2: the triangle is at the bottom right (queries are the last ones), so row 0 sees nothing, as a row that
