@@ -91,6 +91,7 @@ def test_words_that_a_law_needs_are_known() -> None:
         "torch",
         "weights",
         "persistent",
+        "empty rows",
         "zero rows",
         "nan rows",
         *DTYPES,
