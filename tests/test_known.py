@@ -148,6 +148,17 @@ def test_a_slow_failure_that_spreads_is_provoked_once(monkeypatch: pytest.Monkey
     assert (row.verdict, row.masked, row.search) == ("xfail", 1, "ended at a known failure")
 
 
+def test_a_condition_may_speak_of_the_length_of_the_axis_and_counts_for_every_case_of_a_law() -> None:
+    row = judged(summing(), softmax=wrong, expected=[spreading([0, 1, 2], where="axis_length > 2")])
+    assert (row.verdict, row.masked, row.cases) == ("pass", 1, 1)
+    body = lambda softmax, case, other: expect_close(np.asarray(softmax(other)).sum(), 1, 1e-5)  # noqa: E731
+    short, long = cases_of(row_case(0, 1)), cases_of(row_case(0, 1, 2))
+    two = replace(summing(), function=body, recipes={"case": short, "other": long})
+    assert judged(two, softmax=wrong).verdict == "fail"
+    row = judged(two, softmax=wrong, expected=[spreading([0, 1, 2], where="axis_length > 2")])
+    assert row.verdict == "xfail" and row.masked and not row.cases
+
+
 def test_a_where_condition_leaves_the_rest_to_be_judged() -> None:
     long = cases_of(row_case(0, 1), row_case(0, 1, 2), row_case(0, 1, 2, 3))
     one = replace(short(), recipes={"case": long})

@@ -225,14 +225,14 @@ class Expected:
     law: the law's id. case: keyword and array literals of a case that must fail (required for laws
     that draw cases). when: conditions on "dtype", "device" and on package versions, such as
     {"dtype": "bfloat16", "device": "cpu", "torch": "<2.14"}; an entry whose conditions do not hold sleeps.
-    where: an expression over keywords and sizes such as "causal and scale <= 0"; the search goes on
-    outside it. Without it the search of that item is off, and the report says so. kind: the kind of
-    failure, such as "not finite", "raised" or "crash", or "refused" where the case is one that the law needs
-    taken; empty: any wrong result, but no exception. A contract root (`OPERATION/returns-an-array`) that is
-    expected to fail without `where` leaves the other laws of that operation and dtype out, as not provided.
-    spreads: other laws of numbers of the operation break by the same cause: `where` counts for them too, and
-    without it failures of this kind, or wrong numbers if it is empty, as long as this entry still fails. Such laws
-    are then known to fail as well. Of `OPERATION/equals-the-reference` alone.
+    where: an expression over keywords and sizes such as "causal and scale <= 0", or over axis_length, the length of
+    the axis that a keyword names; the search goes on outside it. Without it the search of that item is off, and the
+    report says so. kind: the kind of failure, such as "not finite", "raised" or "crash", or "refused" where the case
+    is one that the law needs taken; empty: any wrong result, but no exception. A contract root
+    (`OPERATION/returns-an-array`) that is expected to fail without `where` leaves the other laws of that operation
+    and dtype out, as not provided. spreads: other laws of numbers of the operation break by the same cause: `where`
+    counts for them too, and without it failures of this kind, or wrong numbers if it is empty, as long as this entry
+    still fails. Such laws are then known to fail as well. Of `OPERATION/equals-the-reference` alone.
 
     Raises ValueError if reason is empty, or spreads is said of another law.
     """

@@ -37,10 +37,11 @@ class Known:
         """The entry that leaves no case to be judged, if there is one."""
         return next((entry for entry in self.own if not entry.where), None)
 
-    def mask(self, case: Case) -> Expected | None:
-        """The entry by which a case is one of those that are known to fail."""
-        entries = (*self.own, *self.spread)
-        return next((entry for entry in entries if entry.where and holds(entry.where, case, self.dtype)), None)
+    def mask(self, arguments: Sequence[Any], operation: str) -> Expected | None:
+        """The entry by which a law's case, or another one that it is given, is one of those that are known to fail."""
+        cases = [one for one in arguments if isinstance(one, Case) and one.operation == operation]
+        entries = [entry for entry in (*self.own, *self.spread) if entry.where]
+        return next((entry for entry in entries if any(holds(entry.where, one, self.dtype) for one in cases)), None)
 
     def cause(self, kind: str) -> Expected | None:
         """The entry of the oracle's that accounts for a failure of this kind: it names it, or wrong numbers if none."""
@@ -92,10 +93,14 @@ _UNARY: dict[type, Callable[..., Any]] = {ast.Not: operator.not_, ast.USub: oper
 def holds(condition: str, case: Case, dtype: str) -> bool:
     """Whether a `where` condition over keywords, options and sizes holds, e.g. "causal and scale <= 0".
 
+    axis_length is the length of the axis that the keyword of that name gives.
+
     Raises UsageError for anything but names, numbers, comparisons, and, or, not.
     """
     names: dict[str, Any] = {"dtype": dtype, **{word: case[word] for word in case.table.keywords}, **case.sizes()}
     names |= {name: name in case.arrays for name in case.table.options}
+    if isinstance(names.get("axis"), int):
+        names["axis_length"] = case["x"].shape[names["axis"]]
     try:
         return bool(_evaluate(ast.parse(condition, mode="eval").body, names))
     except (SyntaxError, KeyError, TypeError) as error:

@@ -225,7 +225,7 @@ class Item:
         """One counted attempt. Raises _OutOfTime when the run's time is over, _Known as that says."""
         if time.monotonic() > self.deadline:
             raise _OutOfTime
-        if mask := self.known.mask(arguments[0]):
+        if mask := self.known.mask(arguments, self.law.operation):
             row.masked += 1
             self.masking = self.masking or mask
             return None

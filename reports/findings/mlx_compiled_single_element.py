@@ -1,7 +1,7 @@
 """A compiled function that sums over an axis of one element ends the process on the CPU.
 
 Library: mlx 0.32.4
-Law: log_softmax/equals-the-reference, log_softmax/*
+Law: log_softmax/equals-the-reference, log_softmax/minus-infinity-equals-deletion
 Where: mlx:default
 Input: mlx.nn.log_softmax of float32 [[0]]; smaller: x - sum(x) under mx.compile(shapeless=True)
 Got: SIGSEGV

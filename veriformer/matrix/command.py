@@ -102,7 +102,8 @@ def shown(console: Console, units: Sequence[Unit], way: Way, kept: Path, given: 
     try:
         with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
             task = bar.add_task("variants", total=len(units))
-            for future in as_completed([pool.submit(judge, unit, way, kept, stop, given.fresh) for unit in units]):
+            ordered = sorted(units, key=way.size_of, reverse=True)  # a large one at the end would run alone
+            for future in as_completed([pool.submit(judge, unit, way, kept, stop, given.fresh) for unit in ordered]):
                 one = future.result()
                 bar.update(task, advance=1, description=one.unit.name)
                 console.print(line_of(one), soft_wrap=True)

@@ -59,6 +59,10 @@ class Way:
         """The effort for a unit."""
         return min(self.effort, unit.most, key=list(EFFORTS).index)
 
+    def size_of(self, unit: Unit) -> tuple[int, int]:
+        """What a unit costs, roughly: its effort, then how many operations it has."""
+        return list(EFFORTS).index(self.effort_for(unit)), len(unit.operations)
+
 
 @dataclass(frozen=True)
 class Judged:
