@@ -19,6 +19,7 @@ import sys
 import torch
 from x_transformers import Decoder, TransformerWrapper
 
+torch.manual_seed(0)
 layers = Decoder(dim=16, depth=1, heads=2, attn_dim_head=8)
 model = TransformerWrapper(num_tokens=5, max_seq_len=8, attn_layers=layers, scaled_sinu_pos_emb=True).eval()
 tokens = torch.tensor([[0, 1, 2]])
