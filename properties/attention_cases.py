@@ -121,8 +121,7 @@ def flags_for(domain: Domain, wish: Wish) -> list[tuple[str, ...]]:
     if wish.hidden:
         kept = [c for c in kept if {"causal", "mask", "window"} & set(c)]
     if wish.some_empty:
-        longer = caps.causal_alignment == "bottom_right" and domain.longer(causal=True)
-        kept = [c for c in kept if "mask" in c or "causal" in c and longer]
+        kept = [c for c in kept if "mask" in c or "causal" in c and domain.triangle_empties_rows]
     return sorted(kept, key=len)
 
 

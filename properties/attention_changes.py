@@ -31,6 +31,11 @@ def keep(case: Case, **kept: Sequence[int] | np.ndarray) -> Case:
     return case
 
 
+def answerable(attention: Subject, case: Case, keys: int) -> Case:
+    """The case, without the queries beyond so many keys where no more than these are accepted."""
+    return case if attention.domain.longer(case["causal"]) else keep(case, Tq=np.arange(case.size("Tq"))[:keys])
+
+
 def evenly(case: Case) -> Case:
     """The case with nothing that tells one visible key from another: a zero query, no bias, no sink."""
     return case.with_arrays(q=np.zeros_like(case["q"]), bias=None, sink=None)

@@ -109,12 +109,12 @@ def packed_case(domain: Domain, row: Any, flags: Flags, fills: Sequence[str], se
     pairs = [list(pair) for pair in lengths]
     if "causal" in flags and alignment == "square":
         pairs = [[max(pair)] * 2 for pair in pairs]
-    if not empty and alignment == "bottom_right" and {"causal", "window"} & set(flags):
-        pairs = [sorted(pair) for pair in pairs]
-    if not domain.longer("causal" in flags):
+    longer = domain.longer("causal" in flags)
+    if not longer or not empty and alignment == "bottom_right" and {"causal", "window"} & set(flags):
         pairs = [sorted(pair) for pair in pairs]
     if "vacant" in flags:
-        pairs.insert(seed // 3 % (len(pairs) + 1), [(0, 0), (0, 2), (2, 0)][seed % 3])
+        vacancies = [[0, 0], [0, 2], [2, 0]] if longer else [[0, 0], [0, 2]]
+        pairs.insert(seed // 3 % (len(pairs) + 1), vacancies[seed % len(vacancies)])
     q_offsets, k_offsets = (np.concatenate([[0], np.cumsum(side)]) for side in zip(*pairs, strict=True))
     q = fill(fills[0], seed, (q_offsets[-1], groups * repeats, width), domain.dtype)
     k = fill(fills[1], seed + 1, (k_offsets[-1], groups, width), domain.dtype)

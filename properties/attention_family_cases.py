@@ -83,7 +83,10 @@ def multi_head_attention_cases(
         found = [f for f in combined(("causal", "mask", "alone", "bare"), flags, domain) if not hidden or hides(f)]
         if not domain.capabilities.causal_with_mask:
             found = [f for f in found if not {"causal", "mask"} <= set(f)]
-        return [f for f in found if "mask" in f or not some_empty or {"causal", "alone"} & set(f) == {"causal"}]
+        if not some_empty:
+            return found
+        triangle = domain.triangle_empties_rows
+        return [f for f in found if "mask" in f or triangle and "causal" in f and "alone" not in f]
 
     def build(domain: Domain, row: Sizes, flags: Flags, fills: Sequence[str], seed: int) -> Case | None:
         return heads_case(domain, wish, row, flags, fills, seed)

@@ -9,7 +9,7 @@ from veriformer.expect import expect_same
 from veriformer.law import law
 from veriformer.oracle import allowed_keys
 from veriformer.properties.attention_cases import PICKS, attention_cases
-from veriformer.properties.attention_changes import keep, per_head
+from veriformer.properties.attention_changes import answerable, keep, per_head
 from veriformer.properties.measured import Measured, expect_equal, measure, measure_all
 from veriformer.subject import Subject
 
@@ -54,6 +54,7 @@ def lse_is_the_logsumexp_of_the_logits(attention_with_lse: Subject, case: Case) 
 def parts_merge(attention_with_lse: Subject, case: Case, pick: int) -> None:
     """Attention over two parts of the keys, weighted by exp(lse), is attention over all of them."""
     first = case.random(pick).permutation(case.size("Tk")) < case.random(pick).integers(1, case.size("Tk"))
+    case = answerable(attention_with_lse, case, min(first.sum(), (~first).sum()))
     parts = [measure_all(attention_with_lse, keep(case, Tk=np.flatnonzero(keys))) for keys in (first, ~first)]
     out, lse = measure_all(attention_with_lse, case)
     merged, total = merge(*parts)

@@ -13,6 +13,7 @@ from veriformer.oracle import allowed_keys, query_offset
 from veriformer.properties.attention_build import closed
 from veriformer.properties.attention_cases import PICKS, attention_cases
 from veriformer.properties.attention_changes import (
+    answerable,
     evenly,
     keep,
     lone_row,
@@ -239,6 +240,7 @@ def leading_keys_hidden(attention: Subject, case: Case, pick: int) -> None:
     """Hiding the first keys from every row, whole blocks of them included, equals deleting them."""
     keys = np.arange(case.size("Tk"))
     first = int(case.random(pick).integers(1, len(keys)))
+    case = answerable(attention, case, len(keys) - first)
     hidden = case.with_arrays(mask=(keys >= first)[None, None, None, :])
     deleted = keep(case.with_arrays(mask=None), Tk=keys[first:])
     expect_equal(measure(attention, hidden), measure(attention, deleted))

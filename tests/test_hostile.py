@@ -266,6 +266,36 @@ def test_an_import_that_goes_wrong_offline_is_one_line(
     assert isinstance(caught.value, (WorkerLost, UsageError)) and "\n" not in str(caught.value)
 
 
+SWALLOWED = """
+import socket
+for _ in range({times}):
+    try:
+        socket.create_connection(("example.org", 80), 5)
+    except OSError:
+        pass
+
+def softmax(x):
+    {act}
+"""
+
+
+@pytest.mark.parametrize("times", [1, 50])
+def test_what_an_import_got_over_is_no_part_of_a_calls_trouble(times: int, tmp_path: Path) -> None:
+    (tmp_path / "refuses.py").write_text(SWALLOWED.format(times=times, act="raise ValueError('no')"))
+    (tmp_path / "asks.py").write_text(
+        SWALLOWED.format(times=times, act="socket.create_connection(('huggingface.co', 80), 5)")
+    )
+    for name, kind, words in (
+        ("refuses", "refused", "no"),
+        ("asks", "raised", "Unreachable: tried to reach huggingface.co while judged offline"),
+    ):
+        one = Remote(str(tmp_path / f"{name}.py"), Options(), offline=True)
+        for _ in range(2):
+            outcome = one.call(one.target, "softmax", REQUEST)
+            assert outcome.kind == kind and words in outcome.message and "example.org" not in outcome.message
+        one.close()
+
+
 def test_a_helper_that_an_import_starts_ends_with_the_worker(tmp_path: Path) -> None:
     helper = "import subprocess, sys\nhelper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     (tmp_path / "helped.py").write_text(

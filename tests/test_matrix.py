@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,13 @@ def test_a_search_is_made_once_for_what_is_declared_alike_and_a_look_taken_where
     assert {one.variant: one.most for one in found} == {
         "plain": "deep", "wrong": "smoke", "scaled": "deep", "slow": "look",
     }  # fmt: skip
+
+
+def test_what_costs_most_begins_first() -> None:
+    small, large = (units.Unit("toys", "m", name, tuple(name)) for name in ("a", "abcdef"))
+    compiled, known = replace(small, most="look"), replace(large, most="smoke")
+    way = process.Way("ci")
+    assert sorted([known, small, compiled, large], key=way.size_of, reverse=True) == [compiled, large, small, known]
 
 
 def test_an_adapter_made_of_others_changes_with_them() -> None:

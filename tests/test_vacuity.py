@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,12 @@ from veriformer.case import Case
 from veriformer.catalogue import all_laws
 from veriformer.checking import RED, in_process
 from veriformer.declarations import Capabilities
-from veriformer.impls import numpy_plain
+from veriformer.impls import numpy_attention, numpy_plain
 from veriformer.law import Domain, Law
 from veriformer.operations import OPERATIONS
 from veriformer.running import Item, Row
 from veriformer.subject import Implementation
-from veriformer.targets import Options, load
+from veriformer.targets import Options, load, load_functions
 
 
 def log_softmax_off(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
@@ -178,7 +179,8 @@ LONGER: dict[str, Callable[[Case], bool]] = {
 def test_more_queries_than_keys_are_not_asked_for_where_they_are_not_accepted(operation: str) -> None:
     found = {}
     for rule in ("always", "unless_causal", "never"):
-        accepts = frozenset(OPERATIONS[operation].keywords)
+        table = OPERATIONS[operation]
+        accepts = frozenset({*table.keywords, *table.options})
         domain = Domain(operation, "float32", accepts, Capabilities(more_queries_than_keys=rule), vjp=True)
         laws = [law for law in all_laws() if law.operation == operation and not law.missing(domain)]
         cases = [case for law in laws for case, *_ in law.pinned(domain)]
@@ -197,3 +199,30 @@ def test_a_law_of_empty_rows_is_left_out_where_there_can_be_none() -> None:
     ):
         able = Capabilities(more_queries_than_keys=rule)
         assert law.missing(Domain("attention", "float32", frozenset(accepts), able)) == wanted
+
+
+def longer_refused(name: str, rule: str) -> Callable[..., Any]:
+    """One of the right implementations, but for more queries than keys, which it refuses."""
+    right = getattr(numpy_plain, name, None) or getattr(numpy_attention, name)
+
+    @functools.wraps(right)
+    def refuses(*arrays: Any, **words: Any) -> Any:
+        queries, keys = (array.shape[-2] for array in arrays[:2])
+        if queries > keys and (rule == "never" or words.get("causal")):
+            raise ValueError(f"{queries} queries, {keys} keys")
+        return right(*arrays, **words)
+
+    return refuses
+
+
+@pytest.mark.parametrize("rule", ["unless_causal", "never"])
+@pytest.mark.parametrize("name", ["attention", "attention_with_lse", "multi_head_attention"])
+def test_what_does_not_take_more_queries_than_keys_is_judged_by_every_law(name: str, rule: str) -> None:
+    found = load_functions({name: longer_refused(name, rule)}, Options(declare={"more_queries_than_keys": rule}), "toy")
+    one = in_process(found)
+    rows = [
+        Item(law, one, "float32", "smoke").run()
+        for law in all_laws()
+        if law.operation == name and not law.missing(one.domain(name, "float32"))
+    ]
+    assert [(row.law.name, row.verdict, row.refusal) for row in rows if row.verdict != "pass" or row.refused] == []

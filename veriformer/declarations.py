@@ -52,7 +52,7 @@ class Capabilities:
         "bottom_right", ("bottom_right", "top_left", "square"), "position of query 0; square: only Tq = Tk is accepted"
     )
     more_queries_than_keys: str = _choice(
-        "always", ("always", "unless_causal", "never"), "when more queries than keys are accepted"
+        "always", ("always", "unless_causal", "never"), "when attention may have more queries than keys"
     )
     causal_with_mask: bool = _choice(True, (True, False), "causal and mask (or bias) may be given together")
     mask_with_bias: bool = _choice(True, (True, False), "mask and bias may be given together")
@@ -226,13 +226,13 @@ class Expected:
     that draw cases). when: conditions on "dtype", "device" and on package versions, such as
     {"dtype": "bfloat16", "device": "cpu", "torch": "<2.14"}; an entry whose conditions do not hold sleeps.
     where: an expression over keywords and sizes such as "causal and scale <= 0", or over axis_length, the length of
-    the axis that a keyword names; the search goes on outside it. Without it the search of that item is off, and the
-    report says so. kind: the kind of failure, such as "not finite", "raised" or "crash", or "refused" where the case
-    is one that the law needs taken; empty: any wrong result, but no exception. A contract root
-    (`OPERATION/returns-an-array`) that is expected to fail without `where` leaves the other laws of that operation
-    and dtype out, as not provided. spreads: other laws of numbers of the operation break by the same cause: `where`
-    counts for them too, and without it failures of this kind, or wrong numbers if it is empty, as long as this entry
-    still fails. Such laws are then known to fail as well. Of `OPERATION/equals-the-reference` alone.
+    the axis that a keyword names, of any case that a law is given; the search goes on outside it. Without it the
+    search of that item is off, and the report says so. kind: the kind of failure, such as "not finite", "raised" or
+    "crash", or "refused" where the case is one that the law needs taken; empty: any wrong result, but no exception. A
+    contract root (`OPERATION/returns-an-array`) that is expected to fail without `where` leaves the other laws of that
+    operation and dtype out, as not provided. spreads: other laws of numbers of the operation break by the same cause:
+    `where` counts for them too, and without it failures of this kind, or wrong numbers if it is empty, as long as this
+    entry still fails. Such laws are then known to fail as well. Of `OPERATION/equals-the-reference` alone.
 
     Raises ValueError if reason is empty, or spreads is said of another law.
     """

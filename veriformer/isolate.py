@@ -77,7 +77,7 @@ class Remote:
         self.target, self.options, self.offline = target, options, offline
         self.patience, self.hung, self.slowest = patience, False, 0.0
         self.import_patience = IMPORT_PATIENCE if import_patience is None else import_patience
-        self.notes, self.read = tempfile.TemporaryFile("a+b", buffering=0), 0
+        self.notes, self.told = tempfile.TemporaryFile("a+b", buffering=0), 0
         self._begin()
 
     def _begin(self) -> None:
@@ -125,6 +125,7 @@ class Remote:
             raise WorkerLost(said + self._noted()) from None
         if isinstance(answer, UsageError):
             raise answer
+        self.told = self._written()
         descriptions, self.imports = answer
         return descriptions  # type: ignore[no-any-return]
 
@@ -156,7 +157,7 @@ class Remote:
         except (EOFError, OSError, pickle.UnpicklingError):
             return Outcome("crash", f"the process ended: {self._reap()}{self._noted()}")
         if self.offline:
-            self.read = self._written()  # what a call got over is no part of a later one's trouble
+            self.told = self._written()  # what a call got over is no part of a later one's trouble
         if outcome.kind == "crash":  # the device works no more for this process
             self._kill()
         self.slowest = max(self.slowest, outcome.seconds)
@@ -207,8 +208,8 @@ class Remote:
     def _noted(self) -> str:
         """What a target that was judged offline tried to reach, as far as it was not said yet."""
         # never truncated: a file that is, while others append to it, may be left with a hole
-        lines = os.pread(self.notes.fileno(), 1000, self.read).decode(errors="replace").splitlines()
-        self.read = self._written()
+        lines = os.pread(self.notes.fileno(), 1000, self.told).decode(errors="replace").splitlines()
+        self.told = self._written()
         return f"; it {lines[0]}" if lines else ""
 
     def _written(self) -> int:
@@ -285,6 +286,7 @@ def _described(control: Connection, target: str, options: Options, folder: str) 
         tried = offline.noted()
         control.send(UsageError(said if tried in said else f"{said}; it {tried}"))
         return None
+    offline.noted()  # what importing got over is no part of a call's trouble
     imports = options.device != "cpu" or started()
     control.send(([one.description for one in loaded.values()], imports))
     return loaded
@@ -360,6 +362,7 @@ def _answer(handle: int, loaded: Callable[[], dict[str, Loaded]], ready: bool) -
     channel = Channel(socket.socket(fileno=handle))
     os.register_at_fork(after_in_child=channel.close)  # or nobody sees this process end while a fork of it lives
     named = loaded()
+    offline.noted()
     if ready:
         channel.send("ready")
     fill_memory()

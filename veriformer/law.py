@@ -72,6 +72,11 @@ class Domain:
         rule = self.capabilities.more_queries_than_keys
         return rule == "always" or rule == "unless_causal" and not causal
 
+    @property
+    def triangle_empties_rows(self) -> bool:
+        """Whether causal alone may leave rows that see nothing: the first ones, where there are more than keys."""
+        return self.capabilities.causal_alignment == "bottom_right" and self.longer(causal=True)
+
     def provides(self, word: str) -> bool:
         """Whether a keyword, option, extra, "gradients" or "torch" (where one judges) is there, or this is the dtype.
 
@@ -92,8 +97,7 @@ class Domain:
         if word == "gradients":
             return self.capabilities.gradients and (self.framework in ("torch", "jax") or self.vjp)
         if word == "empty rows":
-            longer = self.capabilities.causal_alignment == "bottom_right" and self.longer(causal=True)
-            return "mask" in self.accepts or "causal" in self.accepts and longer
+            return "mask" in self.accepts or "causal" in self.accepts and self.triangle_empties_rows
         if word in ("zero rows", "nan rows"):
             rule, wanted = self.capabilities.empty_row, {"zero rows": "zeros"}.get(word, "nan")
             return wanted in ((rule,) if isinstance(rule, str) else (*rule.values(), rule.get("default", "zeros")))

@@ -30,7 +30,7 @@ _NAMED = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", 
 attempts: list[str] = []
 """What was tried since it was last explained."""
 MANY = 20
-"""Attempts that are noted; one that insists would fill the memory and the disk."""
+"""Attempts of a call that are noted; one that insists would fill the memory and the disk."""
 
 
 class Unreachable(ConnectionError):

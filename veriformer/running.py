@@ -7,7 +7,7 @@ import functools
 import time
 import traceback
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis
@@ -90,7 +90,6 @@ class Row:
     bits: float | None = None
     seconds: float = 0.0
     refusal: str = ""
-    refused_sizes: list[dict[str, Any]] = field(default_factory=list)
     failure: Failure | None = None
     expected: Expected | None = None
     withheld: bool = False

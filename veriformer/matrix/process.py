@@ -59,9 +59,9 @@ class Way:
         """The effort for a unit."""
         return min(self.effort, unit.most, key=list(EFFORTS).index)
 
-    def size_of(self, unit: Unit) -> tuple[int, int]:
-        """What a unit costs, roughly: its effort, then how many operations it has."""
-        return list(EFFORTS).index(self.effort_for(unit)), len(unit.operations)
+    def size_of(self, unit: Unit) -> tuple[bool, int, int]:
+        """What a unit costs, roughly: whether it compiles each shape, its effort, how many operations it has."""
+        return unit.most == "look", list(EFFORTS).index(self.effort_for(unit)), len(unit.operations)
 
 
 @dataclass(frozen=True)
