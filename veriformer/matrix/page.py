@@ -62,7 +62,8 @@ def _made(matrix: Mapping[str, Any]) -> str:
     for run in matrix["runs"]:
         about, cpu = run["environment"], run.get("cpu_seconds", 0) / 60
         took = f"{run['seconds'] / 60:.0f} minutes" + (f" ({cpu:.0f} of CPU)" if cpu else "")
-        took += f" for {run['units']} variants" + (f", {run['kept']} kept from earlier runs" if run.get("kept") else "")
+        took += f" for {run['units']} variants" if run.get("units") else ""
+        took += f", {run['kept']} of them kept from earlier runs" if run.get("kept") else ""
         lines.append(
             f"Run of {run['created'][:10]}: effort {run['effort']}, seed {run['seed']}, {took}; "
             f"veriformer {about['veriformer']}, Python {about['python']}, numpy {about['numpy']}, {about['platform']}."
