@@ -76,7 +76,7 @@ def build(domain: Domain, wish: Wish, plan: Plan) -> Case | None:
 
 
 def lengths_for(queries: int, keys: int, flags: Sequence[str], wish: Wish, domain: Domain) -> tuple[int, int]:
-    """Tq and Tk, changed where a causal case could not meet the wish with them."""
+    """Tq and Tk, changed where the domain does not take them, or a causal case could not meet the wish with them."""
     if queries > keys and not domain.longer("causal" in flags):
         keys = queries + 1
     if "causal" not in flags:

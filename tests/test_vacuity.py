@@ -177,10 +177,9 @@ LONGER: dict[str, Callable[[Case], bool]] = {
 
 @pytest.mark.parametrize("operation", LONGER)
 def test_more_queries_than_keys_are_not_asked_for_where_they_are_not_accepted(operation: str) -> None:
-    found = {}
+    found, table = {}, OPERATIONS[operation]
+    accepts = frozenset({*table.keywords, *table.options})
     for rule in ("always", "unless_causal", "never"):
-        table = OPERATIONS[operation]
-        accepts = frozenset({*table.keywords, *table.options})
         domain = Domain(operation, "float32", accepts, Capabilities(more_queries_than_keys=rule), vjp=True)
         laws = [law for law in all_laws() if law.operation == operation and not law.missing(domain)]
         cases = [case for law in laws for case, *_ in law.pinned(domain)]

@@ -226,7 +226,7 @@ class Expected:
     that draw cases). when: conditions on "dtype", "device" and on package versions, such as
     {"dtype": "bfloat16", "device": "cpu", "torch": "<2.14"}; an entry whose conditions do not hold sleeps.
     where: an expression over keywords and sizes such as "causal and scale <= 0", or over axis_length, the length of
-    the axis that a keyword names, of any case that a law is given; the search goes on outside it. Without it the
+    the axis that the keyword axis names, of any case that a law is given; the search goes on outside it. Without it the
     search of that item is off, and the report says so. kind: the kind of failure, such as "not finite", "raised" or
     "crash", or "refused" where the case is one that the law needs taken; empty: any wrong result, but no exception. A
     contract root (`OPERATION/returns-an-array`) that is expected to fail without `where` leaves the other laws of that

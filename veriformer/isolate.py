@@ -286,7 +286,6 @@ def _described(control: Connection, target: str, options: Options, folder: str) 
         tried = offline.noted()
         control.send(UsageError(said if tried in said else f"{said}; it {tried}"))
         return None
-    offline.noted()  # what importing got over is no part of a call's trouble
     imports = options.device != "cpu" or started()
     control.send(([one.description for one in loaded.values()], imports))
     return loaded
@@ -362,7 +361,7 @@ def _answer(handle: int, loaded: Callable[[], dict[str, Loaded]], ready: bool) -
     channel = Channel(socket.socket(fileno=handle))
     os.register_at_fork(after_in_child=channel.close)  # or nobody sees this process end while a fork of it lives
     named = loaded()
-    offline.noted()
+    offline.noted()  # what importing got over, here or before a fork, is no part of a call's trouble
     if ready:
         channel.send("ready")
     fill_memory()

@@ -39,9 +39,12 @@ class Known:
 
     def mask(self, arguments: Sequence[Any], operation: str) -> Expected | None:
         """The entry by which a law's case, or another one that it is given, is one of those that are known to fail."""
-        cases = [one for one in arguments if isinstance(one, Case) and one.operation == operation]
-        entries = [entry for entry in (*self.own, *self.spread) if entry.where]
-        return next((entry for entry in entries if any(holds(entry.where, one, self.dtype) for one in cases)), None)
+
+        def within(where: str) -> bool:
+            cases = (one for one in arguments if isinstance(one, Case) and one.operation == operation)
+            return any(holds(where, case, self.dtype) for case in cases)
+
+        return next((entry for entry in (*self.own, *self.spread) if entry.where and within(entry.where)), None)
 
     def cause(self, kind: str) -> Expected | None:
         """The entry of the oracle's that accounts for a failure of this kind: it names it, or wrong numbers if none."""
@@ -93,7 +96,7 @@ _UNARY: dict[type, Callable[..., Any]] = {ast.Not: operator.not_, ast.USub: oper
 def holds(condition: str, case: Case, dtype: str) -> bool:
     """Whether a `where` condition over keywords, options and sizes holds, e.g. "causal and scale <= 0".
 
-    axis_length is the length of the axis that the keyword of that name gives.
+    axis_length is the length of the axis that the keyword axis names.
 
     Raises UsageError for anything but names, numbers, comparisons, and, or, not.
     """
